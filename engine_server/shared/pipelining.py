@@ -9,28 +9,28 @@ SLICE_BYTES = 4096
 class Unparsed:
     """Bytes that arrived on a connection and are not parsed yet."""
 
-    __slots__ = ("_rest",)
+    __slots__ = ("rest",)
 
     def __init__(self) -> None:
-        self._rest = memoryview(b"")
+        self.rest = memoryview(b"")
 
     def __len__(self) -> int:
-        return len(self._rest)
+        return len(self.rest)
 
     def add(self, data: bytes) -> None:
         """Append bytes that arrived."""
-        self._rest = memoryview(b"".join((self._rest, data)) if self._rest else data)
+        self.rest = memoryview(b"".join((self.rest, data)) if self.rest else data)
 
     def take(self, body: int = 0) -> memoryview:
         """Remove and return the next slice; the next `body` bytes belong to the body of one request."""
         size = max(SLICE_BYTES, body)
-        piece = self._rest[:size]
-        if size < len(self._rest):
-            self._rest = self._rest[size:]
+        piece = self.rest[:size]
+        if size < len(self.rest):
+            self.rest = self.rest[size:]
         else:
             self.clear()  # an empty view would keep all bytes
         return piece
 
     def clear(self) -> None:
         """Forget the bytes."""
-        self._rest = memoryview(b"")
+        self.rest = memoryview(b"")

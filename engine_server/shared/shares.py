@@ -1,6 +1,5 @@
 """The division of something limited among those who claim parts of it."""
 
-from collections import Counter
 from collections.abc import Hashable
 
 # What one owner may hold at most, as a multiple of what its claim leaves for others.
@@ -17,36 +16,40 @@ class Shares:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
-        # By owner; none is 0.
-        self._held: Counter[Hashable] = Counter()
+        # By owner that holds any.
+        self._held: dict[Hashable, int] = {}
 
     def held(self, owner: Hashable) -> int:
         """Return the amount that an owner holds."""
-        return self._held[owner]
+        return self._held.get(owner, 0)
 
     def allows(self, owner: Hashable, size: int, leaving: int = 0) -> bool:
         """Return True if the owner may take `size` more, where `leaving` is to stay free in any case."""
         left = self.limit - self.used - size - leaving
-        return self._held[owner] + size <= TIMES_LEFT * left
+        return self._held.get(owner, 0) + size <= TIMES_LEFT * left
 
     def claim(self, owner: Hashable, size: int, leaving: int = 0) -> bool:
         """Take `size` more for an owner and return True, or return False if it may not have that much."""
-        if not self.allows(owner, size, leaving):
+        # As `allows` and `take`, of which each request would pay the calls.
+        held, used = self._held.get(owner, 0) + size, self.used + size
+        if held > TIMES_LEFT * (self.limit - used - leaving):
             return False
-        self.take(owner, size)
+        self._held[owner], self.used = held, used
         return True
 
     def take(self, owner: Hashable, size: int) -> None:
         """Take `size` more for an owner, whatever it holds."""
         self.used += size
-        self._held[owner] += size
+        self._held[owner] = self._held.get(owner, 0) + size
 
     def release(self, owner: Hashable, size: int) -> None:
         """Return `size` of what an owner holds."""
         self.used -= size
-        self._held[owner] -= size
-        if not self._held[owner]:
-            del self._held[owner]
+        held = self._held.get(owner, 0) - size
+        if held:
+            self._held[owner] = held
+        else:
+            self._held.pop(owner, None)
 
 
 def most_of_one(limit: int) -> int:

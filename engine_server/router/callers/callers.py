@@ -58,6 +58,9 @@ class Callers:
 
     def name(self, fields: Mapping[bytes, bytes]) -> str:
         """Return the name of the sender's key; empty if it has no valid one, or needs none."""
+        account = self._remembered.get(fields.get(b"authorization", b""))
+        if account is not None:
+            return account.name
         try:
             return self.identify(fields).name
         except RequestError:

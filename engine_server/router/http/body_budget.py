@@ -62,7 +62,7 @@ class BodyBudget:
         total: the bytes that the claimant has then.
         """
         owner, leaving = claimant.owner, 0 if total <= SMALL_BYTES else self._reserve
-        if (owner, leaving) not in self._waiting and (
+        if not (self._waiting and (owner, leaving) in self._waiting) and (
             self._shares.claim(owner, size, leaving) or self._claim_kept(owner, size, leaving)
         ):
             return True

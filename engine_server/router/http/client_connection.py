@@ -220,8 +220,8 @@ class ClientConnection(Occupant):
         if not self._received:
             if self._state is PAUSED:
                 self._resume()
-            if self._idle and self._state is READING and not self.blocked:
-                self._places.note_idle(self)
+            if self._exchange is None:
+                self._rest()
         elif self._exchange is not None or self.blocked:
             self._pause(PAUSED)
         else:
@@ -244,6 +244,11 @@ class ClientConnection(Occupant):
                 elif self._state is PAUSED:
                     self._resume()  # to see when the client leaves
 
+    def _rest(self) -> None:
+        """Let the connection be closed for a new one if nothing of a further request has arrived."""
+        if not (self._reader.receiving or self._reader.refused or self.blocked) and self._state is READING:
+            self._places.note_idle(self)
+
     def finish(self) -> None:
         """Go on with the next request: the exchange has ended."""
         exchange, self._exchange = self._exchange, None
@@ -255,10 +260,13 @@ class ClientConnection(Occupant):
         elif self._received:
             self._loop.call_soon(self._advance)
         else:
-            self._advance()
+            if self._state is PAUSED:
+                self._resume()
+            self._rest()
         if exchange is not None and (size := exchange.request.held):
             self._reader.held -= size
-            self._return(size)
+            self._claimed -= size
+            self._budget.release(self.owner, size)
 
     def _end(self) -> None:
         """Close the connection after the last answer; a client that still sends gets to read it first."""

@@ -11,15 +11,13 @@ from engine_server.router.errors import RequestError
 from engine_server.router.http.forwarded_fields import REQUEST_FIELDS, ForwardedFields
 from engine_server.router.http.limits import Limits
 from engine_server.router.http.request_id import request_id
-from engine_server.router.http.wire import Fields, Request, absolute_path
+from engine_server.router.http.wire import PARTS_PER_KEPT, Fields, Request, absolute_path
 from engine_server.shared.pipelining import MAX_WAITING, Unparsed
 
 # Fields that a head without an offer of another protocol does not have, and one that has been acted upon.
 OFFER_FIELDS = (b"connection", b"upgrade", b"http2-settings", b"expect")
 # Bytes of chunk headers that each byte of a body may come with: `1\r\nx\r\n` is the smallest chunk.
 FRAMING_PER_BYTE = 16
-# In bytes of a name.
-SHORTEST_FIELD = 1
 # The sender of a body that is larger, or of unknown length, is checked before the body is received.
 UNCHECKED_BODY_BYTES = 16 * 1024
 # Memory of the heads of requests that wait behind another one, as many as are parsed ahead.
@@ -78,7 +76,8 @@ class RequestReader:
         self._in_head = False
         self._target = b""
         self._lines = b""
-        self._read: dict[bytes, bytes] = {}
+        # The header fields of the request that arrived last, or arrives.
+        self.fields: dict[bytes, bytes] = {}
         # The body so far; None if nothing of it has arrived.
         self._body: bytes | bytearray | None = None
         # It began with the bytes that arrived last.
@@ -103,7 +102,7 @@ class RequestReader:
     def take(self) -> Request | Refusal:
         """Remove the next request from those that were received, and parse what waited for that."""
         received = self.received.popleft()
-        if self._unparsed:
+        if self._unparsed.rest:
             self.feed_slices(b"")
         if self._heads_wait and not self.received:
             self._release_heads()
@@ -152,17 +151,12 @@ class RequestReader:
             if self._in_head:
                 target = b"".join(self._pieces)
             else:
-                method, target, read = self._parser.get_method(), self._target, self._read
+                method, target, read = self._parser.get_method(), self._target, self.fields
             self.receiving = False
             self.held -= len(self._body or b"")
             self._body = None
         request = Request(method, target, b"", read, b"", self._http11, last=True, id=request_id(read))
         self.received.append(Refusal(request, error))
-
-    @property
-    def fields(self) -> Mapping[bytes, bytes]:
-        """The header fields of the request that arrived last, or arrives."""
-        return self._read
 
     def drop_received(self) -> None:
         """Forget the requests that were received and not yet taken, and what is not parsed."""
@@ -223,16 +217,13 @@ class RequestReader:
         self.held -= self._head_size
         self._head_size = 0
         self._length = size = int(read.get(b"content-length", 0))
-        self._read = read
+        self.fields = read
         self._lines = lines if b"host" in read else lines + b"Host: localhost\r\n"
-        if len(lines) + fields.kept_bytes > limits.head:
+        if len(lines) + sum(map(len, fields.kept)) > limits.head:
             self.refuse(errors.head_too_large(limits.head))
         elif len(self._target) > limits.target:
             self.refuse(errors.target_too_long(limits.target))
-        elif (
-            len(lines) + fields.kept_bytes > SHORTEST_FIELD * limits.fields
-            and lines.count(b"\n") + fields.kept > limits.fields
-        ):
+        elif lines.count(b"\n") + len(fields.kept) // PARTS_PER_KEPT > limits.fields:
             self.refuse(errors.too_many_fields(limits.fields))
         elif size > limits.body:
             self.refuse(errors.body_too_large(limits.body))
@@ -247,7 +238,7 @@ class RequestReader:
 
     def _is_sender_known(self) -> bool:
         try:
-            self._check_sender(self._read)
+            self._check_sender(self.fields)
         except RequestError as error:
             self.refuse(error)
             return False
@@ -264,7 +255,7 @@ class RequestReader:
         if last or not self._http11:  # asking for the version is slow, and clients keep to one
             self._http11 = parser.get_http_version() == "1.1"
             last = last or not self._http11
-        target, read = self._target, self._read
+        target, read = self._target, self.fields
         if not target.startswith(b"/"):
             target = absolute_path(target)
         method, id_ = parser.get_method(), request_id(read)
@@ -326,7 +317,7 @@ class RequestReader:
                 self.refuse(errors.malformed(f"This is not HTTP: {error}"))
 
     def _head_without_offer(self) -> bytes:
-        parser, read = self._parser, self._read
+        parser, read = self._parser, self.fields
         first = b"%b %b HTTP/%b\r\n" % (
             parser.get_method(),
             self._target,

@@ -153,7 +153,10 @@ class EngineConnection(asyncio.Protocol):
         self._begun = True
         assert self._receiver is not None
         fields, size, self._head_size = self._fields, self._head_size, 0
-        if fields.exceeds(LIMITS.fields) or (size > LIMITS.head and fields.size + len(reason) > LIMITS.head):
+        # Each field has several parts.
+        if (size > LIMITS.head or len(fields.parts) + len(fields.kept) > LIMITS.fields) and fields.exceed(
+            LIMITS, len(reason)
+        ):
             self._receiver.on_excess()
             raise HttpParserError("the head of an answer is too large")
         self._receiver.on_head(status, reason, fields)

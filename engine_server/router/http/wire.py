@@ -3,16 +3,19 @@
 from collections import deque
 from collections.abc import Sequence
 from http import HTTPStatus
+from itertools import chain
 
 import msgspec
 
 from engine_server.router.http.forwarded_fields import ForwardedFields
+from engine_server.router.http.limits import Limits
 
 REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 # A body of up to this size is copied behind its head, which costs less than sending two buffers.
 JOINED_BYTES = 16 * 1024
 LAST_CHUNK = b"0\r\n\r\n"
 PARTS_PER_LINE = 4
+PARTS_PER_KEPT = 2
 # Takes what is added to a head after its end, which are trailers, and keeps nothing.
 DISCARDED: deque[bytes] = deque(maxlen=0)
 
@@ -20,7 +23,7 @@ DISCARDED: deque[bytes] = deque(maxlen=0)
 class Fields:
     """The header fields of one message at a time: those that the router reads, and the lines that it forwards."""
 
-    __slots__ = ("_forwarded", "_known", "_parts", "kept", "kept_bytes", "read", "repeated")
+    __slots__ = ("_forwarded", "_known", "kept", "parts", "read", "repeated")
 
     def __init__(self, forwarded: ForwardedFields) -> None:
         self._forwarded = forwarded
@@ -33,10 +36,10 @@ class Fields:
         self.read: dict[bytes, bytes] = {}
         # Further values of fields in `read`.
         self.repeated: list[tuple[bytes, bytes]] = []
-        # Number and bytes of the fields that are not forwarded.
-        self.kept = self.kept_bytes = 0
+        # Names and values of the fields that are not forwarded.
+        self.kept: list[bytes] = []
         # Of the lines to forward: name, separator, value and line end of each.
-        self._parts: list[bytes] | deque[bytes] = []
+        self.parts: list[bytes] | deque[bytes] = []
 
     def add(self, name: bytes, value: bytes) -> None:
         """Add one field as it was received."""
@@ -47,23 +50,18 @@ class Fields:
             else:
                 self.read[key] = value
         if forwarded:
-            self._parts.extend((name, b": ", value, b"\r\n"))
+            self.parts.extend((name, b": ", value, b"\r\n"))
         else:
-            self.kept += 1
-            self.kept_bytes += len(name) + len(value)
+            self.kept += name, value
 
-    def exceeds(self, count: int) -> bool:
-        """Return True if there are more than `count` fields."""
-        return len(self._parts) // PARTS_PER_LINE + self.kept > count
-
-    @property
-    def size(self) -> int:
-        """The bytes of all fields."""
-        return sum(map(len, self._parts)) + self.kept_bytes
+    def exceed(self, limits: Limits, besides: int) -> bool:
+        """Return True if the limits of a head are exceeded by the fields, which are not all of its bytes."""
+        count = len(self.parts) // PARTS_PER_LINE + len(self.kept) // PARTS_PER_KEPT
+        return count > limits.fields or besides + sum(map(len, chain(self.parts, self.kept))) > limits.head
 
     def take_forwarded(self) -> bytes:
         """Return the lines to forward, without fields that Connection names, and ignore fields that follow."""
-        parts, self._parts = self._parts, DISCARDED
+        parts, self.parts = self.parts, DISCARDED
         if self.repeated:
             self._join_repeated()
         connection = self.read.get(b"connection")
@@ -125,7 +123,7 @@ class Request(msgspec.Struct):
     @property
     def held(self) -> int:
         """The bytes that are kept of the body."""
-        return len(self.body) if self.packed is None else len(self.packed.data or b"")
+        return len(self.body if self.packed is None else self.packed.data or b"")
 
     def pack(self, data: bytes | None) -> None:
         """Replace the body by its compressed form, or forget it."""

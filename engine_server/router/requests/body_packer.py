@@ -6,6 +6,7 @@ from collections.abc import Collection
 from time import perf_counter
 
 from engine_server.router.http.exchange import Exchange, wait_for
+from engine_server.router.http.wire import PackedBody
 from engine_server.router.requests.relay import Relay
 
 # Between two looks at all streams, and the age at which one's body is packed.
@@ -54,12 +55,9 @@ def is_old_stream(relay: Relay, now: float) -> bool:
     return relay.events is not None and began is not None and now - began >= PACK_AFTER_SECONDS
 
 
-async def unpack_body(exchange: Exchange) -> bool:
+async def unpack_body(exchange: Exchange, packed: PackedBody) -> bool:
     """Restore the body of a request. Return False if it was forgotten, or if there is no room for it now."""
     request = exchange.request
-    packed = request.packed
-    if packed is None:
-        return True
     if packed.data is None or not exchange.client.claim_unpacked():
         return False
     unpacking = asyncio.get_running_loop().run_in_executor(None, zlib.decompress, packed.data)

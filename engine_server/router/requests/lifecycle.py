@@ -60,6 +60,8 @@ class Lifecycle(msgspec.Struct):
     key: str = ""
     # The sender, once its limits have admitted the request.
     caller: Caller = ANYONE
+    # The tokens of its prompt, estimated.
+    estimated: int = 0
     # The tokens of a whole answer; the journal has those of a stream.
     usage: ReportedUsage | None = None
 
@@ -70,7 +72,8 @@ class Lifecycle(msgspec.Struct):
     def admit(self, caller: Caller) -> None:
         """Count the request at its sender. Raises RequestError (429) if a limit is reached."""
         self.key = caller.name
-        caller.admit(self.started, estimated_tokens(self.request.body_size))
+        self.estimated = estimated_tokens(self.request.body_size)
+        caller.admit(self.started, self.estimated)
         self.caller = caller
 
     def assign(self, model: str, target: Target) -> None:
@@ -130,8 +133,7 @@ class Lifecycle(msgspec.Struct):
         if self.usage is not None:
             self.usage = self._chargeable(self.usage, now)
         if self.caller is not ANYONE:
-            usage = self.usage or self._estimated_tokens()
-            self.caller.settle(now, usage, estimated_tokens(self.request.body_size))
+            self.caller.settle(now, self.usage or self._estimated_usage(), self.estimated)
         duration = now - self.started
         self.metrics.record(
             Ended(
@@ -201,7 +203,7 @@ class Lifecycle(msgspec.Struct):
             )
         return charged
 
-    def _estimated_tokens(self) -> ReportedUsage:
+    def _estimated_usage(self) -> ReportedUsage:
         """Return the tokens of a request whose engine reported none: none if it did not work on the answer."""
         journal = self.journal
         # An engine that reports no tokens sends about one event for each.
@@ -209,4 +211,4 @@ class Lifecycle(msgspec.Struct):
         worked = self.endpoint is not None or streamed > 0
         if not worked or self.status not in (200, CLIENT_CLOSED_REQUEST):
             return NO_TOKENS
-        return ReportedUsage(estimated_tokens(self.request.body_size), streamed)
+        return ReportedUsage(self.estimated, streamed)

@@ -12,9 +12,7 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import astuple
 
-from engine_server.contract.bounds import JSON_COMMAS, excess_of_structure
 from engine_server.router import errors
-from engine_server.router.errors import RequestError
 
 MAX_UTF8_BYTES = 4
 # The longest form of a character in JSON: an escaped pair of surrogates.
@@ -25,8 +23,6 @@ MAX_MODEL_BYTES = 8192
 # Of a session's name: the beginning of a longer one stands for it.
 MAX_SESSION_CHARS = 512
 
-# A smaller body takes too little time to be worth counting its values, which the engine does anyway.
-UNCOUNTED_BYTES = JSON_COMMAS.limit
 TRUE = Raw(b"true")
 USER = Raw(b'"user"')
 # The longest spelling of `user`, all of whose characters may be escaped.
@@ -165,12 +161,6 @@ def read_key(
     return RouteKey(model_name(decoded.model), decoded.stream == TRUE, prefix, session, len(body), scope)
 
 
-def structure_error(body: bytes | bytearray) -> RequestError | None:
-    """Return the error (400) for a large body with more values than an engine takes, else None."""
-    excess = excess_of_structure(body) if len(body) > UNCOUNTED_BYTES else None
-    return None if excess is None else errors.bad_body(f"The body has too many values: {excess}")
-
-
 def model_name(field: Raw) -> str:
     """Return the name in the field `model`. Raises RequestError (400) if it is no string, or a very long one."""
     if len(field) > MAX_MODEL_BYTES:
@@ -194,33 +184,32 @@ def session_name(body: Fields, fields: Mapping[bytes, bytes]) -> str:
     if not body.metadata:
         return ""
     metadata = decode_or_none(metadata_decoder, body.metadata)
-    return "" if metadata is None else text(metadata.user_id, MAX_SESSION_CHARS)
+    return "" if metadata is None else text(metadata.user_id, MAX_SESSION_CHARS) or ""
 
 
 def first_user_text(messages: FirstMessages, chars: int) -> str:
     """Return the beginning of the first user message, or of the first message if none is the user's."""
     listed: Iterable[Message | None] = astuple(messages)
     for message in listed:
-        if message is not None and is_user(message.role):
+        if message is not None and (message.role == USER or is_user(message.role)):
             return content_text(message.content, chars)
     return content_text(messages.first.content, chars) if messages.first is not None else ""
 
 
 def is_user(role: Raw) -> bool:
     """Return True for the role of the user, in whatever spelling."""
-    if role == USER:
-        return True
     return len(role) <= MAX_USER_BYTES and decode_or_none(string_decoder, role) == "user"
 
 
 def content_text(content: Raw, chars: int) -> str:
     """Return the beginning of a message's content, a string or parts; empty if it has no text."""
-    if is_text(content):
-        return text(content, chars)
+    whole = text(content, chars)
+    if whole is not None:
+        return whole
     parts = decode_or_none(parts_decoder, content)
     listed: Iterable[Part | None] = () if parts is None else astuple(parts)
-    texts = (text(part.text, chars) for part in listed if part is not None and is_text(part.text))
-    return "\n".join(texts)[:chars]
+    texts = (text(part.text, chars) for part in listed if part is not None)
+    return "\n".join(one for one in texts if one is not None)[:chars]
 
 
 def opening(prompt: Raw, chars: int) -> str:
@@ -228,8 +217,9 @@ def opening(prompt: Raw, chars: int) -> str:
 
     Of a list of prompts it is the first one's, of token ids their digits and commas.
     """
-    if is_text(prompt):
-        return text(prompt, chars)
+    whole = text(prompt, chars)
+    if whole is not None:
+        return whole
     inner = bytes(memoryview(prompt)[: longest_text(chars)]).lstrip(b"[ \t\r\n")
     if inner[:1].isdigit():
         return b"".join(inner.split()).partition(b"]")[0][:chars].decode()
@@ -245,17 +235,15 @@ def longest_text(chars: int) -> int:
     return 1 + MAX_ESCAPED_BYTES * (chars + 1)
 
 
-def is_text(field: Raw) -> bool:
-    """Return True if a field is a string."""
-    return bytes(memoryview(field)[:1]) == b'"'
+def text(field: Raw, chars: int) -> str | None:
+    """Return the first characters of a JSON string, of which no more is decoded; empty if it is malformed.
 
-
-def text(field: Raw, chars: int) -> str:
-    """Return the first characters of a JSON string, of which no more is decoded; empty if it is none or malformed."""
-    longest = longest_text(chars)
+    Return None if the field has another type.
+    """
+    longest = 1 + MAX_ESCAPED_BYTES * (chars + 1)  # as longest_text
     start = bytes(memoryview(field)[:longest])
     if not start.startswith(b'"'):
-        return ""
+        return None
     plain = start[1 : 1 + MAX_UTF8_BYTES * chars]
     if b"\\" not in plain and b'"' not in plain:
         return plain.decode(errors="ignore")[:chars]

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from engine_server.contract.api import Key
@@ -36,13 +36,11 @@ class NameTable(Generic[T]):
         # By name, in order.
         self._standings: dict[str, list[Standing]] = {}
         self._holders: dict[str, T] = {}
+        # Returns what a name means, or None; each request would pay the call of a method.
+        self.get: Callable[[str], T | None] = self._holders.get
         self._listed: dict[Identity, list[str]] = {}
         # All listed names.
         self._sorted: list[str] = []
-
-    def get(self, name: str) -> T | None:
-        """Return what a name means."""
-        return self._holders.get(name)
 
     def listed(self) -> Iterator[str]:
         """Yield the names to list, in order."""
