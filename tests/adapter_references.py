@@ -34,6 +34,10 @@ class Reference(NamedTuple):
     # By adapter, then by prompt.
     outputs: list[list[list[int]]]
 
+    def of_first_prompts(self, count: int) -> "Reference":
+        """Return the part with the first prompts alone."""
+        return self._replace(prompts=self.prompts[:count], outputs=[row[:count] for row in self.outputs])
+
 
 def random_model(architecture: Architecture, folder: Path) -> PreTrainedModel:
     """Save a tiny random model, and return it."""

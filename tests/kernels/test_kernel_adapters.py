@@ -21,6 +21,8 @@ def test_experts_on_a_gpu_give_pefts_output(
 ) -> None:
     (architecture,) = (one for one in MIXTURES if one.name == "qwen3-moe")
     reference = refer_experts(architecture, tmp_path)
+    if device.type == "cpu":  # each step takes seconds in the interpreter
+        reference = reference.of_first_prompts(2)
     monkeypatch.setattr(triton, "TRITON", triton.TRITON._replace(experts=(kind,)))
     monkeypatch.setattr(model_runner, "choose_platform", lambda *_: kernel_platform(device))
     check_outputs(
