@@ -35,6 +35,7 @@ from engine_server.modeling.device_time import DeviceTimer
 from engine_server.modeling.graphs.step_programs import MOST_COMPARED
 from engine_server.modeling.loading.invariance import settle_invariance
 from engine_server.modeling.loading.probe import largest_step, probe
+from engine_server.modeling.loading.refusal import refused_by_name
 from engine_server.modeling.memory.cache_layout import Layout, lay_out
 from engine_server.modeling.memory.device_memory import measured_memory
 from engine_server.modeling.memory.host_memory import keep_freed_memory, return_freed_memory
@@ -317,10 +318,11 @@ class ModelRunner:
         config, budget = self.config.model_config, self.config.scheduler_config.max_num_batched_tokens
         longest, rows = config.max_model_len, self.config.scheduler_config.max_num_rows
         loaded = self.loaded
-        layers = probe(
-            loaded.body, self.model.config.get_text_config(), max(2, min(4, longest)), self.device,
-            loaded.generates, config.is_encoder, loaded.first_position,
-        )  # fmt: skip
+        with refused_by_name(type(self.model).__name__):
+            layers = probe(
+                loaded.body, self.model.config.get_text_config(), max(2, min(4, longest)), self.device,
+                loaded.generates, config.is_encoder, loaded.first_position,
+            )  # fmt: skip
         if self.platform.transient_memory() is not None:
             with measured_memory("largest step", self.platform):
                 num_logits = min(rows, budget) if loaded.generates else 0

@@ -35,9 +35,9 @@ class SplitModel:
         positions = np.arange(VERIFIED_TOKENS) + first_position
         with refused_by_name(type(model).__name__):
             expected = run(model, Probe(), positions, model.device, {})[0]
-        self._held = hold_output(self._decoder)
-        states = run(self._decoder, Probe(), positions, model.device, {})
-        logits = self.logits(states[0])
+            self._held = hold_output(self._decoder)
+            states = run(self._decoder, Probe(), positions, model.device, {})
+            logits = self.logits(states[0])
         if not torch.allclose(logits.float(), expected.float(), rtol=1e-2, atol=1e-2, equal_nan=True):
             raise UnsupportedModelError(
                 f"the logits of {type(model).__name__} depend on more than its decoder's hidden states"
@@ -62,9 +62,9 @@ class SplitModel:
 
 def find_decoder(model: PreTrainedModel) -> PreTrainedModel:
     """Return the module of a causal language model that computes hidden states. Raises UnsupportedModelError."""
-    decoder: PreTrainedModel = model.get_decoder()  # type: ignore[no-untyped-call]
-    if decoder is not model:
-        return decoder
+    decoder: Any = model.get_decoder()  # type: ignore[no-untyped-call]
+    if isinstance(decoder, PreTrainedModel) and decoder is not model:
+        return decoder  # ModernBERT calls its head the decoder
     parts = [child for child in model.children() if isinstance(child, PreTrainedModel)]
     if len(parts) != 1:
         raise UnsupportedModelError(f"{type(model).__name__} has no decoder that can run separately")

@@ -20,7 +20,6 @@ from engine_server.modeling.layers.kernel_sets.plain import CPU, NO_KERNELS, rms
 from engine_server.modeling.layers.linear import Linear
 from engine_server.modeling.loading import model_loader
 from engine_server.modeling.loading.passes import LoadPlan, replace_modules, verified_choices
-from engine_server.modeling.loading.replacements import Choices
 from engine_server.modeling.loading.sample import num_layers, sample_copy
 from engine_server.modeling.platform.cpu import CpuPlatform
 
@@ -171,8 +170,10 @@ def test_kernel_that_triton_cannot_compile_is_not_used_and_its_error_is_logged(
     assert (logging.WARNING, failure) in [(record.levelno, record.getMessage()) for record in caplog.records]
 
 
-def test_model_whose_copy_cannot_run_keeps_its_modules(caplog: pytest.LogCaptureFixture) -> None:
-    assert verified_choices(tiny_model("XGLMForCausalLM", **SIZES), CpuPlatform()) == Choices()
+def test_model_whose_copy_does_not_call_attention_is_refused() -> None:
+    model = tiny_model("XGLMForCausalLM", **SIZES)
+    with pytest.raises(UnsupportedModelError, match="XGLMForCausalLM has 2 layers, of which 0 call"):
+        verified_choices(model, CpuPlatform())
 
 
 @pytest.mark.parametrize(("dense_layers", "expected"), [(0, 2), (1, 2), (3, 4)])

@@ -90,3 +90,12 @@ def test_positions_of_three_dimensions_and_other_dtypes_are_computed_by_the_rope
     beyond = torch.full((3, 1, 2), 2 * POSITIONS)
     assert table(torch.empty(0), beyond)[0].shape == (3, 1, 2, 4)
     assert table(torch.empty(0, dtype=torch.bfloat16), beyond[0])[0].dtype == torch.bfloat16
+
+
+def test_model_reads_attributes_of_the_rotary_embedding_from_its_table() -> None:
+    rope = rope_of(next(one for one in ARCHITECTURES if one.name == "llama"))
+    table = RopeTable.of(rope, POSITIONS, torch.empty(0))
+    assert table is not None
+    assert table.config is rope.config
+    with pytest.raises(AttributeError, match="no_such_attribute"):
+        _ = table.no_such_attribute

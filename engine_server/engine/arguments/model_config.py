@@ -43,7 +43,7 @@ def describe_model(args: Arguments) -> ModelDescription:
     """Resolve `args.model` to a folder and read its settings. Raises ValueError."""
     path = resolve_folder(args)
     config = read_hf_config(path, args.hf_overrides, args.trust_remote_code)
-    text_config: Any = config.get_text_config()
+    text_config = _text_config(path, config)
     pooling = read_pooling_config(path, config, args.runner)
     names = args.served_model_name
     generation_config = _read_json(path / GENERATION_CONFIG)
@@ -96,9 +96,20 @@ def resolve_folder(args: Arguments) -> Path:
     return resolve(uri, load_format=args.load_format)
 
 
+def _text_config(path: Path, config: Any) -> Any:
+    """Return the settings of a model's text part. Raises ValueError for a model with several."""
+    try:
+        return config.get_text_config()
+    except ValueError as error:
+        name = (config.architectures or [config.model_type])[0]
+        raise ValueError(f"the model in {path}, {name}, can't be loaded: {error}") from error
+
+
 def _positions(config: Any) -> int | None:
     """Return how many positions the model distinguishes; a dynamic rope stretches them as a context grows."""
     limit: int | None = getattr(config, "max_position_embeddings", None)
+    if limit is not None and limit < 1:
+        return None  # XLNet has no limit
     rope = getattr(config, "rope_parameters", None) or {}
     return int(limit * rope["factor"]) if limit and rope.get("rope_type") == "dynamic" else limit
 
@@ -120,7 +131,7 @@ def _context(asked: int | None, limit: int | None, advised: int | None) -> int:
 
 def _eos_token_ids(generation_config: dict[str, Any], config: Any) -> list[int]:
     """Return the tokens that end a text: chat models have more in their generation config than in their config."""
-    found = generation_config.get("eos_token_id") or config.eos_token_id
+    found = generation_config.get("eos_token_id") or getattr(config, "eos_token_id", None)
     if found is None:
         return []
     return list(found) if isinstance(found, list) else [found]

@@ -37,6 +37,13 @@ class RopeTable(nn.Module):
             self.register_buffer(f"cos_{kind}", cos, persistent=False)
             self.register_buffer(f"sin_{kind}", sin, persistent=False)
 
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of transformers' module, which some models read."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("rope"), name)
+
     @classmethod
     @torch.inference_mode()
     def of(cls, rope: Any, length: int, x: Tensor) -> Self | None:

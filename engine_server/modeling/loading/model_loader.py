@@ -2,7 +2,6 @@
 
 import logging
 import os
-import re
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -17,7 +16,6 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from engine_server.config import LoadConfig, ModelConfig
-from engine_server.modeling.attention.hook import IMPLEMENTATION
 from engine_server.modeling.attention.interface import UnsupportedModelError
 from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.formats.checkpoints.checkpoint import QuantizedCheckpoint
@@ -25,7 +23,7 @@ from engine_server.modeling.formats.checkpoints.stored import StoredTensor, Stor
 from engine_server.modeling.loading.attention import implementation_for
 from engine_server.modeling.loading.invariance import check_setup
 from engine_server.modeling.loading.passes import LoadPlan, replace_modules, verified_choices
-from engine_server.modeling.loading.refusal import refused_by_name
+from engine_server.modeling.loading.refusal import check_layer_types, refused_by_name
 from engine_server.modeling.loading.replacements import Choices, tabulate_ropes
 from engine_server.modeling.loading.report import PassReport
 from engine_server.modeling.loading.room import check_room, needed_bytes, saved_bytes
@@ -36,8 +34,6 @@ from engine_server.models.hf_config import read_hf_config
 
 T = TypeVar("T")
 SECONDS_BETWEEN_LINES = 5.0
-# transformers quotes the name of our attention where a model's class has no place for it.
-UNKNOWN_ATTENTION = re.compile(rf"""["']{IMPLEMENTATION}["']""")
 # Positions that the first forwards of an engine take, whatever its longest sequence is.
 LEAST_POSITIONS = 2
 # The environment variable that stops transformers from reading weights ahead.
@@ -76,6 +72,8 @@ def load_model(
         )
         plan = LoadPlan(platform, ranks, bool(config.batch_invariant), Choices(), load.quantization)
         with refused_by_name(architecture(settings)):
+            if not config.is_encoder:
+                check_layer_types(settings, architecture(settings))
             skeleton = empty_model(config, settings, dtype)
             plan = replace(plan, choices=verified_choices(skeleton, platform, config.max_model_len))
         dense = load.load_format == "dequantized"
@@ -94,8 +92,7 @@ def load_model(
     except UnsupportedModelError:
         raise
     except (OSError, KeyError, ValueError) as error:
-        reason = "its attention can't be replaced" if UNKNOWN_ATTENTION.search(str(error)) else error
-        raise ValueError(f"the model in {config.path} can't be loaded: {reason}") from error
+        raise ValueError(f"the model in {config.path} can't be loaded: {error}") from error
     finally:
         transformers.utils.logging.set_tqdm_hook(hook)
     model.__class__ = type(skeleton)

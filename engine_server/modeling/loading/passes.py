@@ -4,7 +4,6 @@ Passes before the loading see transformers' model on the meta device and replace
 the checkpoint into the replaced modules. The pass after the loading ties layers and completes their weights.
 """
 
-import logging
 import sys
 from dataclasses import dataclass
 
@@ -12,7 +11,6 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from engine_server.config import QuantizationConfig
-from engine_server.modeling.attention.interface import UnsupportedModelError
 from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.formats.weight_format import WeightLayout
 from engine_server.modeling.layers.formatted_experts import FormattedExperts
@@ -42,8 +40,6 @@ from engine_server.modeling.loading.weights import (
     replace_linears,
 )
 from engine_server.modeling.platform.interface import Platform
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -101,16 +97,12 @@ def verified_choices(model: PreTrainedModel, platform: Platform, context: int = 
     """Return the replacements that don't change the output of a two-layer copy of `model`.
 
     model: on the meta device, as transformers built it. context: the longest sequence, in tokens. Raises
-    UnsupportedModelError for a model whose copy attends otherwise than by transformers' own attention.
+    UnsupportedModelError for a model whose copy can't run, or attends otherwise than by transformers' own attention.
     """
     copy = sample_copy(model, platform.device, context)
     original = original_states(copy, platform.device)
     replace_attention(copy)
-    try:
-        trial = Trial(copy, platform.module_kernels, platform.device)
-    except UnsupportedModelError as error:
-        logger.warning("no modules are replaced: a two-layer copy of the model can't run: %s", error)
-        return Choices()
+    trial = Trial(copy, platform.module_kernels, platform.device)
     trial.check_attention(original)
     return trial.choose()
 

@@ -34,6 +34,18 @@ class Probe(StepAttention):
         self.alibi = self.alibi or scoring.alibi is not None
         return super().attend(layer, query, key, value, scoring)
 
+    def check_calls(self, name: str, layers: int, numbered: bool) -> None:
+        """Raise UnsupportedModelError unless each layer of a model called attention once.
+
+        name: of the model; numbered: the layers' numbers are checked too, which identify their caches.
+        """
+        complete = self.calls == Counter(range(layers)) if numbered else self.calls.total() == layers
+        if not complete:
+            raise UnsupportedModelError(
+                f"{name} has {layers} layers, of which {len(self.calls)} call the attention interface of "
+                f"transformers, {self.calls.total()} times; it would be computed wrongly"
+            )
+
 
 def probe(
     model: PreTrainedModel,
@@ -54,11 +66,7 @@ def probe(
     with refused_by_name(name):
         output = run(model, seen, positions, device, options)
     layers = config.num_hidden_layers
-    if seen.calls.total() != layers if encoder else seen.calls != Counter(range(layers)):
-        raise UnsupportedModelError(
-            f"{name} has {layers} layers, of which {len(seen.calls)} call the attention interface of transformers, "
-            f"{seen.calls.total()} times; it would be computed wrongly"
-        )
+    seen.check_calls(name, layers, numbered=not encoder)
     if seen.causal != {not encoder}:
         kind = "an encoder's" if encoder else "a decoder's"
         raise UnsupportedModelError(

@@ -1,23 +1,53 @@
 """The refusal of models that transformers can't build, or that can't run as a flat batch."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from transformers import PreTrainedConfig
 
+from engine_server.modeling.attention.hook import IMPLEMENTATION
 from engine_server.modeling.attention.interface import UnsupportedModelError
 
 # Errors of code that was not written for the config, or for a flat batch.
-ERRORS = (AssertionError, AttributeError, ImportError, IndexError, RuntimeError, TypeError)
+ERRORS = (AssertionError, AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError)
+# transformers quotes the name of our attention where a model's class has no place for it.
+UNKNOWN_ATTENTION = re.compile(rf"""["']{IMPLEMENTATION}["']""")
+# What a config calls the layers that compute softmax attention over all earlier tokens, or a window of them.
+SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
 
 
 @contextmanager
 def refused_by_name(name: str) -> Iterator[None]:
-    """Raise UnsupportedModelError in place of an error of the model's own code. name: of the model's class."""
+    """Raise UnsupportedModelError with the model's name in place of an error of its code. name: of its class."""
     try:
         yield
     except (torch.OutOfMemoryError, torch.AcceleratorError):
         raise
+    except UnsupportedModelError as error:
+        if name in str(error):
+            raise
+        raise UnsupportedModelError(f"{name} can't run: {error}") from error
     except ERRORS as error:
-        reason = f"{type(error).__name__}: {error}"
+        unknown = UNKNOWN_ATTENTION.search(str(error))
+        reason = "its attention can't be replaced" if unknown else f"{type(error).__name__}: {error}"
         raise UnsupportedModelError(f"{name} can't be built or run: {reason}") from error
+
+
+def check_layer_types(config: PreTrainedConfig, name: str) -> None:
+    """Raise UnsupportedModelError for a config with layers of other types, or without keys and values of their own.
+
+    name: of the model's class.
+    """
+    text = config.get_text_config()
+    if getattr(text, "num_kv_shared_layers", None):
+        raise UnsupportedModelError(
+            f"{name} has layers that read the keys and values of others, which is not supported"
+        )
+    types = getattr(text, "layer_types", None) or []
+    unsupported = [kind for kind in dict.fromkeys(types) if kind not in SUPPORTED_LAYERS]
+    if unsupported:
+        raise UnsupportedModelError(
+            f"{name} has layers of type {', '.join(unsupported)}, which are not supported"
+        )

@@ -23,6 +23,7 @@ from engine_server.modeling.formats.quantized import QuantizedFormat
 from engine_server.modeling.formats.rounding import rounded_to_float8, rounded_to_integers
 from engine_server.modeling.formats.weight_format import WeightFormat, WeightLayout
 from engine_server.modeling.layers.gated_experts import WEIGHTS, outputs_first
+from engine_server.modeling.loading.backbone import backbone
 from engine_server.modeling.loading.rounding import BITS
 from engine_server.modeling.platform.interface import Platform
 from engine_server.models.folder import weight_bytes
@@ -99,7 +100,7 @@ def saved_bytes(
     bits = BITS.get(quantization.method, FLOAT8_BITS)
     saved: int = 0
     if keeps(layout, form):
-        for outputs, inputs in rounded_shapes(model.base_model, formatted):
+        for outputs, inputs in rounded_shapes(backbone(model), formatted):
             groups = inputs // (quantization.group_size or inputs)
             saved += outputs * (inputs * dtype.itemsize - inputs * bits // 8 - groups * SCALE_BYTES)
     return saved

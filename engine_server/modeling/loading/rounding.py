@@ -14,6 +14,7 @@ from engine_server.modeling.layers.formatted_experts import FormattedExperts
 from engine_server.modeling.layers.gated_experts import WEIGHTS
 from engine_server.modeling.layers.linear import Linear
 from engine_server.modeling.layers.weight_layer import original_class
+from engine_server.modeling.loading.backbone import backbone
 from engine_server.modeling.loading.report import PassReport, Tally
 
 BITS = {"int8": 8, "int4": 4}
@@ -33,7 +34,7 @@ def round_weights(
         return tally.report()
     method, group = quantization.method, quantization.group_size
     rounded = rounding(method, group)
-    for path, module in model.base_model.named_modules():
+    for path, module in backbone(model).named_modules():
         if isinstance(module, Linear):
             check_group(module.in_features, path, method, group)
             module.layout = partial(after, rounded, layout)
