@@ -132,7 +132,7 @@ class LowRankFormat(WeightFormat):
         slots = self._slots.rows.long().view(rows.shape)
         if rows.shape[-1] <= GATHERED_ROWS:
             return states + self._gathered_update(rows, slots)
-        pieces = zip(rows.split(GATHERED_ROWS, -1), slots.split(GATHERED_ROWS, -1), strict=True)
+        pieces = zip(torch.split(rows, GATHERED_ROWS, -1), torch.split(slots, GATHERED_ROWS, -1), strict=True)
         return states + torch.cat([self._gathered_update(*piece) for piece in pieces], -2)
 
     def _gathered_update(self, rows: Tensor, slots: Tensor) -> Tensor:
