@@ -148,7 +148,7 @@ def serve(folder: str, fail: object) -> None:
     core = ScriptedCore(lambda request: tokens, vocabulary.eos_token_ids)
     progress = ProgressClock(Path(folder, FILE))
     progress.tick()
-    outputs.send(encoder.encode(Ready(NUM_BLOCKS, batch_invariant=False, kernels="")))
+    outputs.send(encoder.encode(Ready(NUM_BLOCKS, batch_invariant=False, kernels="", memory={})))
     interval = 1 / float(os.environ[RATE])
     due = time.monotonic()
     while True:

@@ -15,6 +15,7 @@ from engine_server.core.model_inputs import ModelInputs
 from engine_server.core.model_runner import ForwardOutput
 from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.device_time import DeviceTimer
+from engine_server.modeling.memory.memory_ledger import MemoryLedger
 from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.modeling.progress import ProgressClock
 from engine_server.modeling.staging import Staging
@@ -58,6 +59,7 @@ class ScriptedRunner:
             BlockPool(self.num_blocks), rows, longest, config.cache_config.block_size, [None]
         )
         self.staging = Staging(scheduling.max_num_batched_tokens, rows, self.table.ids.shape, self.platform)
+        self.memory = MemoryLedger(self.platform)
         self.loaded = SimpleNamespace(rope=None)
         self.caches: list[Tensor] = []
         self.batch_invariant, self.kernels, self.overlapped = False, "", True

@@ -17,6 +17,7 @@ from engine_server.modeling.adapters.peft_folder import LowRankAdapter
 from engine_server.modeling.attention.interface import IntArray
 from engine_server.modeling.attention.step_attention import StepAttention
 from engine_server.modeling.device_time import DeviceTimer
+from engine_server.modeling.memory.memory_ledger import MemoryLedger
 from engine_server.modeling.platform.cpu import CpuPlatform
 
 
@@ -34,6 +35,7 @@ class FakeRunner(ModelRunner):
         self.overlapped = bool(scheduling.async_scheduling)
         self.batch_invariant = False
         self.kernels = ""
+        self.memory = MemoryLedger(self.platform)
         self.loaded = SimpleNamespace(  # type: ignore[assignment]
             rope=None, adapted=FakeAdapters(), split=SimpleNamespace(vocabulary=self._vocabulary)
         )

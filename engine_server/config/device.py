@@ -12,3 +12,5 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
     kernels: str = "auto"
     # The kernels that run, with what they were compiled for; empty before the engine has started.
     kernels_in_use: str = ""
+    # Of the first rank's device, by the part of the engine that takes or reserves them; empty before likewise.
+    memory_bytes: dict[str, int] = {}

@@ -53,17 +53,20 @@ class EngineConfig(msgspec.Struct, frozen=True):
         if self.prompt_adapter_config is not None and self.model_config.pooling is not None:
             raise ValueError("enable_prompt_adapter is set; a pooling model takes no prompt adapters")
 
-    def as_started(self, num_blocks: int, batch_invariant: bool, kernels: str) -> Self:
+    def as_started(
+        self, num_blocks: int, batch_invariant: bool, kernels: str, memory: dict[str, int]
+    ) -> Self:
         """Return the config with what the core knows once the model is loaded.
 
-        num_blocks: of the KV cache; batch_invariant: the effective state of the mode; kernels: those in use.
+        num_blocks: of the KV cache; batch_invariant: the effective state of the mode; kernels: those in use; memory:
+        bytes of the device by part of the engine.
         """
         cache = msgspec.structs.replace(self.cache_config, num_gpu_blocks=num_blocks)
         model = msgspec.structs.replace(self.model_config, batch_invariant=batch_invariant)
         if model.fit_max_model_len and num_blocks:
             fitting = min(model.max_model_len, num_blocks * cache.block_size)
             model = msgspec.structs.replace(model, max_model_len=fitting)
-        device = msgspec.structs.replace(self.device_config, kernels_in_use=kernels)
+        device = msgspec.structs.replace(self.device_config, kernels_in_use=kernels, memory_bytes=memory)
         return msgspec.structs.replace(self, cache_config=cache, model_config=model, device_config=device)
 
     def for_draft(self) -> Self | None:

@@ -75,6 +75,7 @@ class EngineCore:
         self.num_blocks = self.executor.runner.num_blocks
         self.batch_invariant = self.executor.runner.batch_invariant
         self.kernels = self.executor.runner.kernels
+        self.memory = self.executor.runner.memory.sizes
         pooling = config.model_config.pooling
         self.adapters = adapter_pools(config, self.executor)
         self.scheduler = Scheduler(

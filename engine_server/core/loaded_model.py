@@ -4,6 +4,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -16,8 +17,10 @@ from engine_server.modeling.drafting.draft_head import DraftHead
 from engine_server.modeling.drafting.eagle3_folder import load_eagle3
 from engine_server.modeling.drafting.mtp_checkpoint import load_mtp
 from engine_server.modeling.layers.rope import SequenceRope, sequence_rope
+from engine_server.modeling.layers.weight_layer import all_tensors
 from engine_server.modeling.loading.model_loader import first_position, load_model
-from engine_server.modeling.memory.device_memory import measured_memory
+from engine_server.modeling.loading.probe import Probe, run
+from engine_server.modeling.memory.memory_ledger import MemoryLedger
 from engine_server.modeling.platform.interface import Platform
 from engine_server.modeling.progress import ProgressClock
 from engine_server.modeling.split_classifier import SplitClassifier
@@ -34,13 +37,20 @@ class LoadedModel:
         self,
         config: EngineConfig,
         platform: Platform,
+        memory: MemoryLedger,
         ranks: Communicator,
         clock: ProgressClock | None = None,
+        part: str = "weights",
     ) -> None:
-        """Load the model, or this rank's part of it; the clock receives the progress."""
+        """Load the model, or this rank's part of it; the clock receives the progress.
+
+        part: that of the memory as which the weights count.
+        """
         self._clock = clock
         self._config = config
         self._platform = platform
+        self._memory = memory
+        self._part = part
         self._ranks = ranks
         self.generates = config.model_config.pooling is None
         self._model: PreTrainedModel | None = None
@@ -87,12 +97,15 @@ class LoadedModel:
     def load(self) -> None:
         """Read the weights, also after they were unloaded."""
         config = self._config
-        with measured_memory("weights", self._platform):
+        with self._memory.taking(self._part) as tensors:
             self._model = load_model(
                 config.model_config, config.load_config, self._platform, self._ranks, self._clock
             )
-            if self.has_head:
+            tensors += all_tensors(self._model)
+        if self.has_head:
+            with self._memory.taking("draft head") as tensors:
                 self._head = self._load_head(self._model)
+                tensors += all_tensors(self._head.module)
         self.rope = sequence_rope(self._model)
         self.first_position = first_position(self._model, config.model_config.max_model_len)
         pooling = config.model_config.pooling
@@ -102,9 +115,10 @@ class LoadedModel:
             self._classifier = SplitClassifier(self._model, pooling.num_labels, self.first_position)
         lora = config.lora_config
         if lora is not None:
-            with measured_memory("adapters", self._platform):
+            with self._memory.taking("adapters") as tensors:
                 add = self._platform.module_kernels.add_low_rank
                 self.adapted = AdaptedModel(self._model, self.body, lora.max_loras, lora.max_lora_rank, add)
+                tensors += self.adapted.tensors
 
     def unload(self, keep_on_host: bool) -> None:
         """Free the weights' device memory; `restore` needs the copy on the host, `load` doesn't."""
@@ -121,6 +135,32 @@ class LoadedModel:
         """Apply the adapters in `slots`, int32 [rows], to the rows of a forward; None: no row has one."""
         return nullcontext() if self.adapted is None else self.adapted.applied(slots)
 
+    def reserve(self, part: str, num_tokens: int, sorts: bool = False) -> None:
+        """Reserve, for a part of the memory, what a step takes while it runs, if the device measures that.
+
+        Its prompts are as long as possible, and all have adapters if any has. sorts: the sampler sorts logits.
+        """
+        if self._platform.transient_memory() is None:
+            return
+        num_logits = min(self._config.scheduler_config.max_num_rows, num_tokens) if self.generates else 0
+        with self._memory.running(part):
+            self.run_step(num_tokens, num_logits, sorts)
+
+    @torch.inference_mode()
+    def run_step(self, num_tokens: int, num_logits: int, sorts: bool) -> None:
+        """Compute the hidden states of a step, and a sampler's work on some of its tokens; discard the results."""
+        longest, device = self._config.model_config.max_model_len, self._platform.device
+        positions = np.resize(np.arange(longest), num_tokens) + self.first_position
+        decoder = self.split.decoder if self.generates else self.body
+        with self._largest_adapters(num_tokens):
+            states = run(decoder, Probe(), positions, device, {})[0]
+        if num_logits:
+            with self._largest_adapters(num_logits):
+                logits = self.split.logits(states[:num_logits])
+            chances = logits.float().softmax(-1)  # log-probabilities need as much
+            if sorts:
+                chances.sort(-1)  # a sampler's filters need no more memory
+
     def rope_regime(self, request: Request) -> int:
         """Return the number that a request's keys depend on besides its tokens."""
         return self.rope.regime(request.num_prompt, len(request.token_ids)) if self.rope else 0
@@ -136,6 +176,9 @@ class LoadedModel:
         """Return a classifier's scores, float32 [labels], of a pooled state [hidden]."""
         assert self._classifier is not None, "the model doesn't classify, or its weights are unloaded"
         return self._classifier.scores(pooled)
+
+    def _largest_adapters(self, num_rows: int) -> AbstractContextManager[None]:
+        return nullcontext() if self.adapted is None else self.adapted.largest(num_rows)
 
     def _load_head(self, model: PreTrainedModel) -> DraftHead:
         """Read the draft head that the settings name, or the one in the model's own files. Raises ValueError."""

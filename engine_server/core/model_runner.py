@@ -34,12 +34,12 @@ from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.device_time import DeviceTimer
 from engine_server.modeling.graphs.step_programs import MOST_COMPARED
 from engine_server.modeling.loading.invariance import settle_invariance
-from engine_server.modeling.loading.probe import largest_step, probe
+from engine_server.modeling.loading.probe import probe
 from engine_server.modeling.loading.refusal import refused_by_name
 from engine_server.modeling.memory.cache_layout import Layout, lay_out
-from engine_server.modeling.memory.device_memory import measured_memory
 from engine_server.modeling.memory.host_memory import keep_freed_memory, return_freed_memory
 from engine_server.modeling.memory.kv_cache import cache_dtype, num_blocks
+from engine_server.modeling.memory.memory_ledger import MemoryLedger
 from engine_server.modeling.platform.choice import choose_platform
 from engine_server.modeling.progress import ProgressClock
 from engine_server.modeling.staging import NO_CHANGES, Staging
@@ -83,19 +83,20 @@ class ModelRunner:
         self.timer = DeviceTimer()
         self.platform = choose_platform(config.device_config, ranks.rank, ranks.size)
         self.device = self.platform.device
+        self.memory = MemoryLedger(self.platform)
         scheduling = config.scheduler_config
         wanted, rows = scheduling.async_scheduling, scheduling.max_num_seqs
         overlaps = self.platform.asynchronous if wanted is None else wanted
         self.overlapped = overlaps and config.model_config.pooling is None
-        self.loaded = LoadedModel(config, self.platform, ranks, progress)
+        self.loaded = LoadedModel(config, self.platform, self.memory, ranks, progress)
         loaded = time.monotonic()
         on_phase("load", loaded - started)
-        # Each running request's last token, by its row of the block table, with one extra row for padding.
-        self._last_tokens = torch.zeros(rows + 1, dtype=torch.int64, device=self.device)
-        self._captured = StepCapture(config, self.platform, ranks, self.loaded)
+        with self.memory.taking("step buffers") as tensors:
+            # Each running request's last token, by its row of the block table, with one extra row for padding.
+            self._last_tokens = torch.zeros(rows + 1, dtype=torch.int64, device=self.device)
+            self._captured = StepCapture(config, self.platform, ranks, self.loaded)
+            tensors += [self._last_tokens, *self._captured.tensors]
         self.head: Head | None = self._make_head() if ranks.rank == 0 else None
-        # Device memory that the largest step takes for as long as it runs; 0 if it is not measured.
-        self._step_bytes = 0
         layout = self._probe()
         # None: neither a draft model nor a draft head drafts.
         self.drafting = self._load_drafting(layout, progress)
@@ -126,6 +127,9 @@ class ModelRunner:
         # On ranks without a head, the input of `join_head`.
         self._latest: ForwardOutput | None = None
         self.capture_graphs()
+        if ranks.rank == 0:
+            left = self.platform.free_memory() >> 20
+            logger.info("memory of %s: %s; %d MiB are left", self.device, self.memory, left)
         on_phase("warm up", time.monotonic() - loaded)
 
     @property
@@ -201,7 +205,7 @@ class ModelRunner:
         tensors = [*self.backend.caches, *self._captured.tensors]
         if self.drafting is not None:
             self.drafting.release()
-            tensors += self.drafting.tensors
+            tensors += [*self.drafting.caches, *self.drafting.buffers]
         if any(tensor.numel() for tensor in tensors):  # otherwise only the weights are awake
             self._freed = [(tensor, tensor.shape) for tensor in tensors]
         for tensor, _ in self._freed:
@@ -245,8 +249,13 @@ class ModelRunner:
         if self.loaded.adapted is not None:
             steps.append(eager._replace(adapted=True))
         self._captured.capture(steps, self._kernel_sampler)
+        captured = self._captured.bytes
+        if self._kernel_sampler is not None:
+            captured += self._kernel_sampler.captured_bytes
         if self.drafting is not None:
             self.drafting.capture(most)
+            captured += self.drafting.captured_bytes
+        self.memory.record("captured steps", captured)
 
     def run_decodes(self, count: int, draft: bool) -> None:
         """Compute a step of `count` decodes up to their likeliest tokens. All ranks must call it.
@@ -301,48 +310,48 @@ class ModelRunner:
         if config.pooling is not None:
             return Pooler(self.loaded, config.pooling, self.platform)
         named = {path: pkgutil.resolve_name(path) for path in config.logits_processors}
+        with self.memory.taking("penalty tables") as tensors:
+            penalties = Penalties(rows, config.max_model_len, self.loaded.split.vocabulary, self.platform)
+            tensors += penalties.tensors
         pipeline = LogitsPipeline(
-            [
-                LogitBias(self.platform),
-                CustomProcessors(named),
-                Penalties(rows, config.max_model_len, self.loaded.split.vocabulary, self.platform),
-            ],
-            self.platform,
+            [LogitBias(self.platform), CustomProcessors(named), penalties], self.platform
         )
         return Sampler(
             self, pipeline, config.logprobs_mode, scheduling.max_num_rows, self.platform, self.timer
         )
 
     def _probe(self) -> Layout:
-        """Find each layer's cache shapes, and run the largest step to measure its memory."""
-        config, budget = self.config.model_config, self.config.scheduler_config.max_num_batched_tokens
-        longest, rows = config.max_model_len, self.config.scheduler_config.max_num_rows
+        """Find each layer's cache shapes, and reserve the memory of steps."""
+        config, longest = self.config.model_config, self.config.model_config.max_model_len
         loaded = self.loaded
         with refused_by_name(type(self.model).__name__):
             layers = probe(
                 loaded.body, self.model.config.get_text_config(), max(2, min(4, longest)), self.device,
                 loaded.generates, config.is_encoder, loaded.first_position,
             )  # fmt: skip
-        if self.platform.transient_memory() is not None:
-            with measured_memory("largest step", self.platform):
-                num_logits = min(rows, budget) if loaded.generates else 0
-                largest_step(
-                    loaded.body, budget, longest, num_logits, self.device, loaded.first_position,
-                    sorts=not self.platform.samples_by_kernel or config.logprobs_mode.startswith("processed"),
-                )  # fmt: skip
-            self._step_bytes = self.platform.transient_memory() or 0
-        else:
+        sorts = not self.platform.samples_by_kernel or config.logprobs_mode.startswith("processed")
+        loaded.reserve("largest step", self.config.scheduler_config.max_num_batched_tokens, sorts)
+        if self._captured.most_tokens:
+            loaded.reserve("captured steps", self._captured.most_tokens)
+        if not self.platform.asynchronous:
             keep_freed_memory()
         return lay_out(layers, longest)
 
     def _load_drafting(self, layout: Layout, progress: ProgressClock | None) -> DraftSteps | None:
         """Load the draft model, or bind the draft head, if the engine has one; layout: of the target's cache."""
-        draft = self.config.for_draft()
-        if draft is not None:
-            return DraftModelSteps(draft, self.platform, self.ranks, progress, layout.windows)
-        if self.loaded.has_head:
-            return DraftHeadSteps(self.config, self.platform, self.ranks, self.loaded, layout.windows)
-        return None
+        draft, windows = self.config.for_draft(), layout.windows
+        if draft is None and not self.loaded.has_head:
+            return None
+        drafting: DraftSteps
+        with self.memory.taking("draft buffers") as tensors:
+            if draft is not None:
+                drafting = DraftModelSteps(draft, self.platform, self.memory, self.ranks, progress, windows)
+            else:
+                drafting = DraftHeadSteps(
+                    self.config, self.platform, self.memory, self.ranks, self.loaded, windows
+                )
+            tensors += drafting.buffers
+        return drafting
 
     @property
     def _models(self) -> list[LoadedModel]:
@@ -355,7 +364,7 @@ class ModelRunner:
         layouts = [(layout, dtype)]
         if self.drafting is not None:
             layouts.append((self.drafting.layout, self.drafting.dtype))
-        count = num_blocks(config, layouts, self.platform, least, self._step_bytes)
+        count = num_blocks(config, layouts, self.memory, least)
         return self.ranks.least(count, self.device) if self.ranks.size > 1 else count
 
     def _allocate_cache(self, layout: Layout, count: int) -> AttentionBackend:
@@ -364,8 +373,9 @@ class ModelRunner:
             return self.platform.step_attention()
         config = self.config.cache_config
         dtype = cache_dtype(config, self.model.dtype, self.platform)
-        with measured_memory("KV cache", self.platform):
+        with self.memory.taking("KV cache") as tensors:
             backend = self.platform.paged_attention(layout, count, config.block_size, dtype)
+            tensors += backend.caches
         return backend
 
     def _describe_kernels(self) -> str:

@@ -119,6 +119,21 @@ class StepCapture:
         """The buffers."""
         return [*(self._buffers or ())]
 
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens of a captured step; 0 if none is captured."""
+        return 0 if self._buffers is None else len(self._buffers.states)
+
+    @property
+    def bytes(self) -> int:
+        """The memory of the captured parts, except the buffers."""
+        steps = {
+            id(step): step
+            for decodes, mixed, logits in self._graphs.values()
+            for step in (decodes.step, logits, *(() if mixed is None else (mixed.step,)))
+        }
+        return sum(step.bytes for step in steps.values())
+
     def capture(self, steps: Sequence[EagerStep], sampler: "KernelSampler | None") -> None:
         """Capture the sampler's kernels and a step without adapters, or one with and one without.
 

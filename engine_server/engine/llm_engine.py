@@ -84,7 +84,8 @@ class LLMEngine:
         ).with_executor(executor_class)  # fmt: skip
         tokenizer = load_tokenizer(model_config)
         self._core = EngineCore(config, lambda name, seconds: logger.info("%s: %.1f s", name, seconds))
-        self.config = config.as_started(self._core.num_blocks, self._core.batch_invariant, self._core.kernels)
+        core = self._core
+        self.config = config.as_started(core.num_blocks, core.batch_invariant, core.kernels, core.memory)
         vocabulary = model_vocabulary(tokenizer, model_config)
         if vocabulary is not None:
             self._core.handle(vocabulary)

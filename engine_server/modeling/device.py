@@ -45,11 +45,10 @@ class Device(ABC):
         """Return the device memory in bytes that is neither allocated nor reserved."""
 
     @abstractmethod
-    def cache_memory(self, utilization: float, step: int) -> int:
-        """Return the bytes for the KV cache, once weights are loaded.
+    def cache_memory(self, utilization: float, reserved: int) -> int:
+        """Return the bytes for the KV cache, once everything else is allocated but `reserved` bytes.
 
-        utilization: share of the device memory to use, `gpu_memory_utilization`. step: bytes that the largest step
-        takes for as long as it runs.
+        utilization: share of the device memory to use, `gpu_memory_utilization`.
         """
 
     @abstractmethod

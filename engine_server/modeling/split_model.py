@@ -29,14 +29,14 @@ class SplitModel:
         first_position: position of a sequence's first token.
         """
         self._model: Any = model
-        self._decoder = find_decoder(model)
+        self.decoder = find_decoder(model)
         # The forward reads its arguments' shapes; the decoder, which would read their values, doesn't run.
         self._any_token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
         positions = np.arange(VERIFIED_TOKENS) + first_position
         with refused_by_name(type(model).__name__):
             expected = run(model, Probe(), positions, model.device, {})[0]
-            self._held = hold_output(self._decoder)
-            states = run(self._decoder, Probe(), positions, model.device, {})
+            self._held = hold_output(self.decoder)
+            states = run(self.decoder, Probe(), positions, model.device, {})
             logits = self.logits(states[0])
         if not torch.allclose(logits.float(), expected.float(), rtol=1e-2, atol=1e-2, equal_nan=True):
             raise UnsupportedModelError(
@@ -47,7 +47,7 @@ class SplitModel:
 
     def states(self, arguments: dict[str, Any]) -> Tensor:
         """Return the hidden states [T, hidden] after the decoder's last norm."""
-        states: Tensor = self._decoder(**arguments).last_hidden_state[0]
+        states: Tensor = self.decoder(**arguments).last_hidden_state[0]
         return states
 
     def logits(self, states: Tensor) -> Tensor:

@@ -193,6 +193,8 @@ class Ready(Message):
     batch_invariant: bool
     # The kernels in use, for people.
     kernels: str
+    # Bytes of the first rank's device by part of the engine.
+    memory: dict[str, int]
 
 
 CoreMessage = StepOutputs | PromptLogprobsPart | CallResult | Phase | Ready

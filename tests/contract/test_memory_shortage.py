@@ -13,6 +13,4 @@ def test_a_shortage_is_found_in_other_output() -> None:
 
 
 def test_other_output_has_no_shortage() -> None:
-    assert (
-        find_shortage("largest step: 100 MiB of GPU memory, 5 MiB more at its peak; 7 MiB are left") is None
-    )
+    assert find_shortage("memory of cuda: weights 100 MiB, largest step 5 MiB; 7 MiB are left") is None

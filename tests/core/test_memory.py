@@ -6,21 +6,53 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 import engine_server.core
 from engine_server import EngineArgs, LLMEngine, SamplingParams
+from engine_server.core import loaded_model, model_runner
+from engine_server.core.loaded_model import LoadedModel
 from engine_server.modeling.attention.interface import UnsupportedModelError
 from engine_server.modeling.attention.step_attention import StepAttention
-from engine_server.modeling.loading.probe import largest_step
-from engine_server.modeling.memory import device_memory as memory
+from engine_server.modeling.formats.dense import DenseFormat
+from engine_server.modeling.formats.low_rank import LowRankFormat
+from engine_server.modeling.formats.packed import PackedFormat
 from engine_server.modeling.memory.cache_layout import LayerShape, lay_out
-from engine_server.modeling.memory.device_memory import measured_memory
 from engine_server.modeling.memory.kv_cache import num_blocks
-from engine_server.modeling.platform.cpu import CpuPlatform
+from engine_server.modeling.memory.memory_ledger import ADVICE, MemoryLedger, storage_bytes
+from engine_server.modeling.native import library
+from engine_server.modeling.platform.cpu import CpuPlatform, NativePlatform
 from engine_server.modeling.platform.cuda import CudaPlatform
 
 GPU = CudaPlatform(torch.device("cuda"))
 GIB = 1 << 30
+
+
+class MeteredDevice(CpuPlatform):
+    """A CPU that counts memory as a GPU with 80 GiB does: what the test says that is taken, now and at the peak."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken = self.peak = 0
+        # What was reserved when caches were sized.
+        self.reserved: list[int] = []
+
+    def take(self, lasting: int, transient: int = 0) -> None:
+        self.peak = max(self.peak, self.taken + lasting + transient)
+        self.taken += lasting
+
+    def free_memory(self) -> int:
+        return 80 * GIB - self.taken
+
+    def cache_memory(self, utilization: float, reserved: int) -> int:
+        self.reserved.append(reserved)
+        return 1 << 20
+
+    def reset_peak_memory(self) -> None:
+        self.peak = self.taken
+
+    def transient_memory(self) -> int:
+        return self.peak - self.taken
 
 
 @pytest.fixture
@@ -37,22 +69,38 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, name, lambda *device: None)
 
 
-def test_cache_size_leaves_room_for_the_largest_step_and_the_spared_share(a_gpu, tiny_llama: Path) -> None:
+def test_cache_size_leaves_room_for_steps_and_the_spared_share(a_gpu, tiny_llama: Path) -> None:
     layout = lay_out([LayerShape(kv_heads=8, key_dim=128, value_dim=128)] * 32, 4096)
     block = 16 * 32 * 8 * 256 * 2
     config = EngineArgs(model=str(tiny_llama), skip_tokenizer_init=True).create_engine_config().cache_config
-    blocks = num_blocks(config, [(layout, torch.bfloat16)], GPU, 4096, step=6 * GIB)
-    assert blocks == (50 - 6 - 8) * GIB // block
+    ledger = MemoryLedger(GPU)
+    with ledger.running("largest step"):
+        pass
+    assert num_blocks(config, [(layout, torch.bfloat16)], ledger, 4096) == (50 - 6 - 8) * GIB // block
+    ledger.record("weights", 20 * GIB)
     sizes = "131072 MiB of cuda memory needed, 36864 MiB available"
-    with pytest.raises(
-        ValueError, match=f"needs 65536 blocks .* room for 18432: {sizes}.* raise gpu_memory_utilization"
-    ):
-        num_blocks(config, [(layout, torch.bfloat16)], GPU, 1 << 20, step=6 * GIB)
+    with pytest.raises(ValueError, match="one request of max_model_len") as caught:
+        num_blocks(config, [(layout, torch.bfloat16)], ledger, 1 << 20)
+    assert str(caught.value) == (
+        "one request of max_model_len 1048576 needs 65536 blocks of KV cache; there is room for 18432: "
+        f"{sizes}. Lower max_model_len, or raise gpu_memory_utilization. The memory is taken by weights 20480 MiB, "
+        "largest step 6144 MiB. The largest of these is weights. Use a smaller model or dtype, or more GPUs by "
+        "tensor_parallel_size"
+    )
+
+
+def test_cache_of_a_given_size_is_advised_about_by_its_setting_alone(a_gpu, tiny_llama: Path) -> None:
+    layout = lay_out([LayerShape(kv_heads=8, key_dim=128, value_dim=128)] * 32, 4096)
+    args = EngineArgs(model=str(tiny_llama), skip_tokenizer_init=True, kv_cache_memory_bytes=1 << 20)
+    ledger = MemoryLedger(GPU)
+    ledger.record("weights", 20 * GIB)
+    with pytest.raises(ValueError, match=r"max_model_len, or raise kv_cache_memory_bytes$"):
+        num_blocks(args.create_engine_config().cache_config, [(layout, torch.bfloat16)], ledger, 4096)
 
 
 def test_out_of_memory_error_names_sizes_and_advice(a_gpu) -> None:
     words = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has 79.15 GiB, of which 1.20 GiB are free"
-    with pytest.raises(ValueError) as caught, measured_memory("weights", GPU):
+    with pytest.raises(ValueError) as caught, MemoryLedger(GPU).taking("weights"):
         raise torch.OutOfMemoryError(f"{words}. Process 7 has 70.00 GiB. And so on.")
     assert str(caught.value) == (
         f"weights: at least 51200 MiB of cuda memory needed, 51200 MiB available. {words}. "
@@ -60,28 +108,73 @@ def test_out_of_memory_error_names_sizes_and_advice(a_gpu) -> None:
     )
 
 
-@pytest.mark.parametrize("stage", sorted(memory.ADVICE))
-def test_each_stage_has_advice_in_its_error(a_gpu, stage: str) -> None:
-    with pytest.raises(ValueError) as caught, measured_memory(stage, GPU):
+@pytest.mark.parametrize("part", sorted(ADVICE))
+def test_error_of_each_part_has_its_advice_and_that_for_the_largest_part(a_gpu, part: str) -> None:
+    ledger = MemoryLedger(GPU)
+    ledger.record("draft model", 3 * GIB)
+    ledger.record("penalty tables", 4 * GIB)
+    with pytest.raises(ValueError) as caught, ledger.taking(part):
         raise torch.OutOfMemoryError("CUDA out of memory")
-    assert str(caught.value).startswith(f"{stage}: ") and memory.ADVICE[stage] in str(caught.value)
+    assert str(caught.value).startswith(f"{part}: ")
+    assert str(caught.value).endswith(
+        f". {ADVICE[part]}. The memory is taken by draft model 3072 MiB, penalty tables 4096 MiB. "
+        f"The largest of these is penalty tables. {ADVICE['penalty tables']}"
+    )
 
 
-def test_all_stages_that_are_measured_have_advice() -> None:
+def test_error_of_a_step_that_is_measured_has_its_advice(a_gpu) -> None:
+    expected = r"^largest step: .*\. Lower max_num_batched_tokens"
+    with pytest.raises(ValueError, match=expected), MemoryLedger(GPU).running("largest step"):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_all_parts_of_the_core_have_advice() -> None:
     calls = [
         node
         for file in Path(engine_server.core.__path__[0]).rglob("*.py")
         for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "measured_memory"
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("taking", "reserve", "record")
     ]
-    stages = {node.args[0].value for node in calls if isinstance(node.args[0], ast.Constant)}
-    assert len(calls) >= 5 and stages == set(memory.ADVICE)
+    parts = {
+        argument.value
+        for call in calls
+        for argument in call.args
+        if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+    }
+    assert parts | {"weights", "draft model"} == set(ADVICE)  # a loaded model is given its part
 
 
-def test_memory_of_each_stage_is_logged(a_gpu, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO", logger=memory.__name__), measured_memory("KV cache", GPU):
-        pass
-    assert caplog.messages == ["KV cache: 0 MiB of GPU memory, 6144 MiB more at its peak; 51200 MiB are left"]
+def test_ledger_counts_each_storage_once_and_a_part_again_in_place_of_its_earlier_size() -> None:
+    ledger, table = MemoryLedger(CpuPlatform()), torch.zeros(4, 100)
+    with ledger.taking("weights") as tensors:
+        tensors += [table, table[1:], torch.zeros(10)]
+    with ledger.taking("KV cache") as tensors:
+        tensors.append(torch.zeros(50, dtype=torch.int8))
+    assert ledger.sizes == {"weights": 1640, "kv_cache": 50}
+    with ledger.taking("weights") as tensors:
+        tensors.append(table)
+    assert ledger.sizes == {"weights": 1600, "kv_cache": 50}
+
+
+def test_ledger_counts_weights_that_only_their_library_can_read() -> None:
+    dense = DenseFormat(torch.zeros(64, 32))
+    packed = PackedFormat(dense)
+    assert storage_bytes(packed.opaque) == 64 * 32 * 4
+
+
+def test_largest_of_several_steps_is_reserved(monkeypatch) -> None:
+    device = MeteredDevice()
+    ledger = MemoryLedger(device)
+    for transient in (3 * GIB, 6 * GIB, 1 * GIB):
+        with ledger.running("largest step"):
+            device.take(0, transient)
+    with ledger.running("captured steps"):
+        device.take(0, 2 * GIB)
+    ledger.cache_memory(0.9)
+    ledger.record("captured steps", 1 * GIB)
+    ledger.cache_memory(0.9)
+    assert device.reserved == [8 * GIB, 6 * GIB]
+    assert ledger.sizes == {"captured_steps": 1 * GIB, "largest_step": 6 * GIB}
 
 
 @pytest.fixture(scope="module")
@@ -95,16 +188,19 @@ def tiny(tiny_llama: Path) -> LLMEngine:
 
 def test_largest_step_has_as_many_tokens_as_the_budget(tiny: LLMEngine, monkeypatch) -> None:
     sequences, rows = [], []
-    begin, model = StepAttention.begin, tiny._core.executor.runner.model
+    begin, loaded = StepAttention.begin, tiny._core.executor.runner.loaded
     monkeypatch.setattr(
         StepAttention, "begin", lambda self, inputs: (sequences.append(inputs), begin(self, inputs))
     )
-    hook = model.lm_head.register_forward_hook(lambda module, given, output: rows.append(output.shape[1]))
-    largest_step(model, 100, 30, 7, torch.device("cpu"), 0, sorts=True)
+    hook = loaded.model.lm_head.register_forward_hook(
+        lambda module, given, output: rows.append(output.shape[1])
+    )
+    loaded.run_step(600, 7, sorts=True)
     hook.remove()
     [step] = sequences
-    assert step.lengths.tolist() == step.contexts.tolist() == [30, 30, 30, 10]
-    assert step.positions.tolist() == [*range(30)] * 3 + [*range(10)]
+    longest = tiny.config.model_config.max_model_len
+    assert step.lengths.tolist() == step.contexts.tolist() == [longest, longest, 600 - 2 * longest]
+    assert step.positions.tolist() == [*range(longest)] * 2 + [*range(600 - 2 * longest)]
     assert rows == [7]
 
 
@@ -120,9 +216,35 @@ def test_largest_step_sorts_logits_only_for_a_sampler_that_does(
         "sort",
         lambda self, *given: (sorted_shapes.append(self.shape[-2]), sort(self, *given))[1],
     )
-    model = tiny._core.executor.runner.model
-    largest_step(model, 100, 30, 7, torch.device("cpu"), 0, sorts=sorts)
+    tiny._core.executor.runner.loaded.run_step(100, 7, sorts=sorts)
     assert sorted_shapes == ([7] if sorts else [])
+
+
+def low_rank_formats(model) -> list[LowRankFormat]:
+    formats = [getattr(module, "format", None) for module in model.modules()]
+    return [format for format in formats if isinstance(format, LowRankFormat)]
+
+
+def test_largest_step_has_an_adapter_of_the_largest_rank_in_every_row(tiny_llama: Path, monkeypatch) -> None:
+    engine = LLMEngine.from_engine_args(
+        EngineArgs(
+            model=str(tiny_llama), dtype="float32", skip_tokenizer_init=True, num_gpu_blocks_override=20,
+            enable_lora=True, max_lora_rank=8,
+        )
+    )  # fmt: skip
+    adapted = engine._core.executor.runner.loaded.adapted
+    given: set[tuple[int, int]] = set()
+    add = adapted._add
+
+    def recording(out, x, slots, a, b, ranks):
+        given.add((len(slots), int(ranks[0])))
+        return add(out, x, slots, a, b, ranks)
+
+    for module in low_rank_formats(engine._core.executor.runner.model):
+        monkeypatch.setattr(module, "_add", recording)
+    engine._core.executor.runner.loaded.run_step(100, 7, sorts=False)
+    assert given == {(100, 8), (7, 8)}
+    assert adapted.slots.rows is None and not any(int(table.ranks.sum()) for table in adapted._tables)
 
 
 def test_no_reference_keeps_weights_alive_after_sleep_2(tiny: LLMEngine, finish) -> None:
@@ -144,3 +266,72 @@ def test_triton_attention_refuses_heads_larger_than_its_kernels_support() -> Non
         UnsupportedModelError, match="heads have 576 dims, of which the kernels take 512 at most"
     ):
         TritonAttention(layout, 4, 16, torch.float32, CpuPlatform(), processors=1)
+
+
+def test_load_of_a_draft_model_leaves_the_largest_steps_peak(tiny_llama: Path, monkeypatch) -> None:
+    device = MeteredDevice()
+    monkeypatch.setattr(model_runner, "choose_platform", lambda *_: device)
+    load, steps, peaks = loaded_model.load_model, [], iter([6 * GIB, 2 * GIB])
+    run_step = LoadedModel.run_step
+
+    def load_and_take(*given):
+        device.take(10 * GIB, 1 * GIB)
+        return load(*given)
+
+    def step_and_take(self, num_tokens, num_logits, sorts):
+        steps.append((num_tokens, num_logits))
+        device.take(0, next(peaks))
+        run_step(self, num_tokens, num_logits, sorts)
+
+    monkeypatch.setattr(loaded_model, "load_model", load_and_take)
+    monkeypatch.setattr(LoadedModel, "run_step", step_and_take)
+    LLMEngine.from_engine_args(
+        EngineArgs(
+            model=str(tiny_llama), dtype="float32", skip_tokenizer_init=True, max_num_batched_tokens=64,
+            max_num_seqs=2, speculative_config={"model": str(tiny_llama), "num_speculative_tokens": 3},
+        )
+    )  # fmt: skip
+    assert [tokens for tokens, _ in steps] == [64, 64]  # the target's and the draft model's
+    assert device.reserved == [6 * GIB]
+
+
+def test_start_reports_every_part_of_the_memory(tiny_llama: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger=model_runner.__name__):
+        engine = LLMEngine.from_engine_args(
+            EngineArgs(
+                model=str(tiny_llama), dtype="float32", skip_tokenizer_init=True, kv_cache_memory_bytes=1 << 21,
+                max_num_seqs=2, enable_lora=True, max_model_len=64,
+                speculative_config={"model": str(tiny_llama), "num_speculative_tokens": 3},
+            )
+        )  # fmt: skip
+    sizes, runner = engine.config.device_config.memory_bytes, engine._core.executor.runner
+    weights = sum(
+        parameter.nbytes for parameter in AutoModelForCausalLM.from_pretrained(tiny_llama).parameters()
+    )
+    assert list(sizes) == [
+        "weights", "adapters", "step_buffers", "penalty_tables", "draft_model", "draft_buffers", "kv_cache",
+        "kv_cache_of_drafts", "captured_steps",
+    ]  # fmt: skip
+    assert weights <= sizes["weights"] < 1.2 * weights  # ropes, and padding of layouts
+    assert sizes["draft_model"] == sizes["weights"]
+    assert sizes["penalty_tables"] == 2 * 65 * 4 + 2 * 128 * 4
+    assert sizes["kv_cache"] + sizes["kv_cache_of_drafts"] <= 1 << 21
+    assert sizes["kv_cache"] == sum(cache.nbytes for cache in runner.backend.caches)
+    (line,) = [message for message in caplog.messages if message.startswith("memory of cpu: ")]
+    assert "weights 0 MiB, " in line and line.endswith(" MiB are left")
+
+
+@pytest.mark.parametrize("platform", [CpuPlatform, NativePlatform])
+def test_weights_are_counted_in_every_layout(tiny_llama: Path, monkeypatch, platform) -> None:
+    if platform is NativePlatform and not library.loads():
+        pytest.skip("the C++ kernels are not compiled")
+    monkeypatch.setattr(model_runner, "choose_platform", lambda *_: platform())
+    engine = LLMEngine.from_engine_args(
+        EngineArgs(
+            model=str(tiny_llama), dtype="float32", skip_tokenizer_init=True, num_gpu_blocks_override=20
+        )
+    )
+    weights = sum(
+        parameter.nbytes for parameter in AutoModelForCausalLM.from_pretrained(tiny_llama).parameters()
+    )
+    assert weights <= engine.config.device_config.memory_bytes["weights"] < 1.2 * weights

@@ -50,7 +50,7 @@ def test_settings_that_change_answers_change_the_fingerprint(model: Path) -> Non
 
 def test_effective_batch_invariance_changes_the_fingerprint(model: Path) -> None:
     config = EngineArgs(model=str(model)).create_engine_config()
-    prints = {fingerprint(config.as_started(100, invariant, ""), None) for invariant in (True, False)}
+    prints = {fingerprint(config.as_started(100, invariant, "", {}), None) for invariant in (True, False)}
     assert len(prints) == 2
 
 

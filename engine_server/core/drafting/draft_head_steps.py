@@ -13,6 +13,7 @@ from engine_server.modeling.attention.interface import Staged, UnsupportedModelE
 from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.drafting.draft_head import collect_states
 from engine_server.modeling.memory.cache_layout import Layout
+from engine_server.modeling.memory.memory_ledger import MemoryLedger
 from engine_server.modeling.platform.interface import Platform
 
 
@@ -28,6 +29,7 @@ class DraftHeadSteps(DraftSteps):
         self,
         config: EngineConfig,
         platform: Platform,
+        memory: MemoryLedger,
         ranks: Communicator,
         target: LoadedModel,
         windows: list[int | None],
@@ -42,7 +44,7 @@ class DraftHeadSteps(DraftSteps):
         count = head.layer + 1  # its layer is numbered after the target's, which are not in this cache
         layout = Layout([None], [0] * count, [0] * count, [shape])
         hidden_size: int = head.module.config.hidden_size
-        super().__init__(config, platform, ranks, target, layout, windows, hidden_size)
+        super().__init__(config, platform, memory, ranks, target, layout, windows, hidden_size)
         self.models = []
         num_tokens = max(scheduling.max_num_batched_tokens, scheduling.max_num_rows)
         self._hidden = platform.zeros((num_tokens, hidden_size), head.module.dtype)
@@ -50,8 +52,8 @@ class DraftHeadSteps(DraftSteps):
         self._sources = platform.zeros((num_tokens,), torch.int64)
 
     @property
-    def tensors(self) -> list[Tensor]:
-        return [*super().tensors, self._hidden]
+    def buffers(self) -> list[Tensor]:
+        return [*super().buffers, self._hidden]
 
     def target_states(self, target: LoadedModel, arguments: dict[str, Any]) -> Tensor:
         head = target.head

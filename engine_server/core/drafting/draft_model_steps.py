@@ -9,6 +9,7 @@ from engine_server.modeling.attention.interface import Staged, UnsupportedModelE
 from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.loading.probe import probe
 from engine_server.modeling.memory.cache_layout import lay_out
+from engine_server.modeling.memory.memory_ledger import MemoryLedger
 from engine_server.modeling.platform.interface import Platform
 from engine_server.modeling.progress import ProgressClock
 
@@ -23,6 +24,7 @@ class DraftModelSteps(DraftSteps):
         self,
         config: EngineConfig,
         platform: Platform,
+        memory: MemoryLedger,
         ranks: Communicator,
         progress: ProgressClock | None,
         windows: list[int | None],
@@ -31,7 +33,7 @@ class DraftModelSteps(DraftSteps):
 
         Raises UnsupportedModelError.
         """
-        loaded = LoadedModel(config, platform, ranks, progress)
+        loaded = LoadedModel(config, platform, memory, ranks, progress, "draft model")
         if loaded.rope is not None:
             raise UnsupportedModelError(
                 "the draft model's rope changes with a sequence's length; it can't continue a cache with another rope"
@@ -42,8 +44,9 @@ class DraftModelSteps(DraftSteps):
         )  # fmt: skip
         # Windows limit what its layers attend to, not what the cache keeps.
         layout = lay_out([shape._replace(window=None) for shape in shapes], config.model_config.max_model_len)
-        super().__init__(config, platform, ranks, loaded, layout, windows, loaded.split.hidden_size)
+        super().__init__(config, platform, memory, ranks, loaded, layout, windows, loaded.split.hidden_size)
         self.models = [loaded]
+        loaded.reserve("largest step", config.scheduler_config.max_num_batched_tokens)
 
     def _states(self, staged: Staged) -> Tensor:
         positions = staged.positions.long() + self._loaded.first_position

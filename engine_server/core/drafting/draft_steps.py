@@ -14,8 +14,8 @@ from engine_server.modeling.attention.hook import ForwardContext
 from engine_server.modeling.attention.interface import Staged, StepInputs, UnsupportedModelError
 from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.memory.cache_layout import Layout
-from engine_server.modeling.memory.device_memory import measured_memory
 from engine_server.modeling.memory.kv_cache import cache_dtype
+from engine_server.modeling.memory.memory_ledger import MemoryLedger
 from engine_server.modeling.platform.interface import Platform
 from engine_server.modeling.staging import Staging
 
@@ -33,6 +33,7 @@ class DraftSteps(ABC):
         self,
         config: EngineConfig,
         platform: Platform,
+        memory: MemoryLedger,
         ranks: Communicator,
         loaded: LoadedModel,
         layout: Layout,
@@ -52,6 +53,7 @@ class DraftSteps(ABC):
             )
         self._config = config
         self._platform = platform
+        self._memory = memory
         self._loaded = loaded
         self._captured = StepCapture(config, platform, ranks, loaded, hidden_size)
         self.layout = layout._replace(windows=windows, kinds=[windows.index(None)] * len(layout.kinds))
@@ -74,10 +76,11 @@ class DraftSteps(ABC):
 
         staging: has the inputs of steps; target: the context of the target's forwards, whose clocks these share.
         """
-        with measured_memory("KV cache of drafts", self._platform):
+        with self._memory.taking("KV cache of drafts") as tensors:
             self._backend = self._platform.paged_attention(
                 self.layout, num_blocks, self._config.cache_config.block_size, self.dtype
             )
+            tensors += self.caches
         self._context = ForwardContext(self._backend, target.timer, target.progress)
         self._staging = staging
 
@@ -87,9 +90,14 @@ class DraftSteps(ABC):
         return self._backend.caches
 
     @property
-    def tensors(self) -> list[Tensor]:
-        """The cache and the buffers of captured steps."""
-        return [*self.caches, *self._captured.tensors]
+    def buffers(self) -> list[Tensor]:
+        """The tensors in which steps leave what later ones or captured ones read."""
+        return self._captured.tensors
+
+    @property
+    def captured_bytes(self) -> int:
+        """The memory of the captured steps, except the buffers."""
+        return self._captured.bytes
 
     def erase(self, block_ids: list[int]) -> None:
         """Zero the content of blocks."""

@@ -52,6 +52,11 @@ class KernelSampler:
 
         self._graphs = StepGraphs("samples", run, ladder(len(logits)))
 
+    @property
+    def captured_bytes(self) -> int:
+        """The memory of the graphs."""
+        return self._graphs.bytes if self._graphs else 0
+
     def release_graphs(self) -> None:
         """Free the memory of the graphs that `capture` recorded."""
         self._graphs = None

@@ -35,6 +35,11 @@ class Penalties:
         # `_place` of each request's last row in the latest `apply`.
         self._places = torch.empty(3, 0, dtype=torch.int64, device=platform.device)
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tables, which have a row for each request that can run."""
+        return [self._token_ids, self._counts]
+
     def applies_to(self, params: SamplingParams) -> bool:
         return params.penalises
 

@@ -124,6 +124,15 @@ class AdaptedModel:
         tables = [layer.shape for name, layer in self._layers.items() if "embed" in name or "head" in name]
         return adapter_bytes(elements + sum(rows * columns for rows, columns in tables))
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tables of all slots."""
+        return [tensor for table in self._tables for tensor in table.tensors]
+
+    @property
+    def _tables(self) -> list[LowRankTable]:
+        return [layer.table for layer in dict.fromkeys(self._layers.values()) if layer.table is not None]
+
     def check(self, adapter: LowRankAdapter) -> None:
         """Raise AdapterError for an adapter of another model."""
         for name, (a, b) in adapter.pairs.items():
@@ -153,6 +162,18 @@ class AdaptedModel:
             yield
         finally:
             self.slots.rows = None
+
+    @contextmanager
+    def largest(self, num_rows: int) -> Iterator[None]:
+        """Apply an adapter of the largest rank, which changes nothing, to all rows of a forward; slots are blank."""
+        for table in self._tables:
+            table.ranks.fill_(self.max_rank)
+        try:
+            with self.applied(torch.zeros(num_rows, dtype=torch.int32, device=self._device)):
+                yield
+        finally:
+            for table in self._tables:
+                table.ranks.zero_()
 
     def _adapted_linear(self, name: str, linear: Linear) -> AdaptedLayer:
         cut = None if linear.sharding is None else linear.sharding.cut

@@ -25,6 +25,10 @@ class JoinedFormat(WeightFormat):
             for name, tensor in part.parameters().items()
         }
 
+    @property
+    def opaque(self) -> list[Tensor]:
+        return [tensor for part in self.parts for tensor in part.opaque]
+
     def arranged(self, layout: WeightLayout) -> WeightFormat:
         return JoinedFormat([part.arranged(layout) for part in self.parts])
 

@@ -12,6 +12,9 @@ from engine_server.modeling.native.library import as_rows
 
 # Elements of a table's rows are padded with zeros to a multiple of this number.
 PADDING = 32
+# Rows of an embedding that are updated at a time, since each reads a copy of its adapter's whole b: captured steps have
+# no more.
+GATHERED_ROWS = 512
 
 
 class LowRankPair(NamedTuple):
@@ -126,8 +129,15 @@ class LowRankFormat(WeightFormat):
         states = self.base.gather(rows)
         if self._slots.rows is None:
             return states
-        ((_, table),) = self.updates
         slots = self._slots.rows.long().view(rows.shape)
+        if rows.shape[-1] <= GATHERED_ROWS:
+            return states + self._gathered_update(rows, slots)
+        pieces = zip(torch.split(rows, GATHERED_ROWS, -1), torch.split(slots, GATHERED_ROWS, -1), strict=True)
+        return states + torch.cat([self._gathered_update(*piece) for piece in pieces], -2)
+
+    def _gathered_update(self, rows: Tensor, slots: Tensor) -> Tensor:
+        """Return the updates [..., rows, out] of rows of the weight."""
+        ((_, table),) = self.updates
         own = slots.clamp(min=0)
         update = torch.einsum("...r,...rh->...h", table.a[own, :, rows], table.b[own])[..., : table.outputs]
-        return states + update.where((slots >= 0).unsqueeze(-1), 0)
+        return update.where((slots >= 0).unsqueeze(-1), 0)

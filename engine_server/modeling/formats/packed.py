@@ -18,6 +18,10 @@ class PackedFormat(WeightFormat):
         self.packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(dense.weight.detach(), None)
         self.bias = dense.bias
 
+    @property
+    def opaque(self) -> list[Tensor]:
+        return [self.packed]
+
     def parameters(self) -> dict[str, nn.Parameter]:
         return {} if self.bias is None else {"bias": self.bias}
 

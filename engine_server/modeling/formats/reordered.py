@@ -80,6 +80,10 @@ class ReorderedProduct(WeightFormat):
     def fixed_order(self) -> bool:
         return self.product.fixed_order
 
+    @property
+    def opaque(self) -> list[Tensor]:
+        return self.product.opaque
+
     def parameters(self) -> dict[str, nn.Parameter]:
         return self.product.parameters() | {"order": self.order}
 

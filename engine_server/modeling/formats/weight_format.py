@@ -49,6 +49,11 @@ class WeightFormat(ABC):
         """True if each row's product is bitwise independent of other rows."""
         return False
 
+    @property
+    def opaque(self) -> list[Tensor]:
+        """The tensors that are no parameters, since only the library that made them can move or read them."""
+        return []
+
     @classmethod
     def load(cls, weight: Tensor, bias: Tensor | None) -> Self:
         """Take over a checkpoint's tensors. weight: [..., out, in]; bias: [out]."""

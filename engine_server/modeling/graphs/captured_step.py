@@ -11,6 +11,10 @@ from torch import Tensor
 class CapturedStep(Protocol):
     """One part of a step, captured for some numbers of tokens, its size."""
 
+    @property
+    def bytes(self) -> int:
+        """The memory that the part takes besides the buffers that all parts share."""
+
     def size_for(self, count: int) -> int | None:
         """Return the smallest captured size with room for `count` tokens, or None."""
 

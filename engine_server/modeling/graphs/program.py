@@ -97,6 +97,11 @@ class Program:
         return len(self._operations)
 
     @property
+    def bytes(self) -> int:
+        """The size of the buffers."""
+        return self._arena.bytes
+
+    @property
     def torch_names(self) -> Counter[str]:
         """The operations of torch, and functions recorded as one operation, with the number of each."""
         functions = [part.function for part in self._parts if isinstance(part, TorchRun)]

@@ -36,10 +36,14 @@ class StepGraphs:
         started, free = time.monotonic(), torch.cuda.mem_get_info()[0]
         self._sizes = sizes
         self._graphs = dict(capture(run, sizes, prepare))
-        taken = free - torch.cuda.mem_get_info()[0] >> 20
+        self.bytes = max(0, free - torch.cuda.mem_get_info()[0])
         seconds = time.monotonic() - started
         logger.info(
-            "captured %d CUDA graphs of %s in %.1f s, %d MiB", len(self._graphs), name, seconds, taken
+            "captured %d CUDA graphs of %s in %.1f s, %d MiB",
+            len(self._graphs),
+            name,
+            seconds,
+            self.bytes >> 20,
         )
 
     def size_for(self, count: int) -> int | None:

@@ -46,6 +46,11 @@ class StepPrograms:
             part.name, last.num_native, last.torch_names.total(), seconds, named(last.torch_names),
         )  # fmt: skip
 
+    @property
+    def bytes(self) -> int:
+        """The programs' buffers, of which only what steps have used takes memory."""
+        return sum(program.bytes for program in {id(one): one for one in self._programs.values()}.values())
+
     def size_for(self, count: int) -> int | None:
         """Return `count` if a program computes that number of tokens, or None."""
         return count if count in self._programs else None

@@ -20,6 +20,8 @@ class WeightLayer(nn.Module):
     deferred = False
     # Tensors of the format that are not registered as parameters.
     tables: tuple[nn.Parameter, ...] = ()
+    # Tensors of the format that have no storage that torch knows.
+    opaque: tuple[Tensor, ...] = ()
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         """Receive a weight that the loader sets; register everything else as nn.Module does."""
@@ -49,6 +51,7 @@ class WeightLayer(nn.Module):
             fits = name in held and held[name].dtype == dtype
             self._parameters[name] = held.pop(name) if fits else None
         self.tables = tuple(held.values())
+        self.opaque = tuple(format.opaque)
 
     def _apply(self, convert: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move the tensors that are no parameters too: nn.Module calls this for each module that it moves."""
@@ -56,6 +59,16 @@ class WeightLayer(nn.Module):
         for table in self.tables:
             table.data = convert(table.data)
         return self
+
+
+def all_tensors(model: nn.Module) -> list[Tensor]:
+    """Return the tensors of a model, those that are no parameters too."""
+    layers = [module for module in model.modules() if isinstance(module, WeightLayer)]
+    return [
+        *model.parameters(),
+        *model.buffers(),
+        *(tensor for layer in layers for tensor in (*layer.tables, *layer.opaque)),
+    ]
 
 
 def is_loaded(parameter: nn.Parameter) -> bool:

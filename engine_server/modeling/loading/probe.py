@@ -85,22 +85,6 @@ def probe(
     return shapes
 
 
-def largest_step(
-    model: PreTrainedModel, num_tokens: int, longest: int, num_logits: int, device: torch.device, first_position: int,
-    sorts: bool,
-) -> None:  # fmt: skip
-    """Run the maximum number of tokens of a step, in prompts of `longest` tokens, and a sampler's work on its logits.
-
-    num_logits: rows of logits; 0 for a model without logits. sorts: the sampler sorts them, as kernels need not.
-    """
-    positions = np.resize(np.arange(longest), num_tokens) + first_position
-    output = run(model, Probe(), positions, device, {"logits_to_keep": num_logits} if num_logits else {})
-    if num_logits:
-        chances = output.float().softmax(-1)  # log-probabilities need as much
-        if sorts:
-            chances.sort(-1)  # a sampler's filters need no more memory
-
-
 @torch.inference_mode()
 def run(
     model: PreTrainedModel, backend: Probe, positions: IntArray, device: torch.device, options: dict[str, int]

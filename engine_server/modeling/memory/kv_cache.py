@@ -8,6 +8,7 @@ from engine_server.config import CacheConfig
 from engine_server.contract.memory_shortage import MemoryShortage
 from engine_server.modeling.device import Device
 from engine_server.modeling.memory.cache_layout import FLOAT8, INT8, Layout
+from engine_server.modeling.memory.memory_ledger import MemoryLedger
 
 # The dtypes of a quantised cache by the setting's values.
 QUANTISED = {"fp8": FLOAT8, "fp8_e4m3": FLOAT8, "int8": INT8}
@@ -28,32 +29,30 @@ def cache_dtype(config: CacheConfig, computing: torch.dtype, platform: Device) -
 def num_blocks(
     config: CacheConfig,
     layouts: Sequence[tuple[Layout, torch.dtype]],
-    platform: Device,
+    ledger: MemoryLedger,
     longest: int,
-    step: int,
 ) -> int:
     """Return how many blocks fit, each for all kinds of attention; 0 for layers without a cache.
 
-    layouts: of the models that use the same blocks, each with the dtype of its K and V. step: bytes that the largest
-    step takes. Raises ValueError, with both sizes, if one request of `longest` tokens does not fit.
+    layouts: of the models that use the same blocks, each with the dtype of its K and V. ledger: has all other parts.
+    Raises ValueError, with both sizes, if one request of `longest` tokens does not fit.
     """
     if not layouts[0][0].shapes:
         return 0
+    platform = ledger.platform
     block = sum(layout.block_bytes(config.block_size, dtype) for layout, dtype in layouts)
-    count, setting = config.num_gpu_blocks_override, "num_gpu_blocks_override"
+    count, setting, others = config.num_gpu_blocks_override, "num_gpu_blocks_override", ""
     if count is None:
         memory, setting = config.kv_cache_memory_bytes, "kv_cache_memory_bytes"
         if memory is None:
-            memory, setting = (
-                platform.cache_memory(config.gpu_memory_utilization, step),
-                platform.cache_setting,
-            )
+            memory, setting = ledger.cache_memory(config.gpu_memory_utilization), platform.cache_setting
+            others = ledger.account()
         count = max(memory // block, 0)
     needed = -(-longest // config.block_size)
     if count < needed:
         sizes = MemoryShortage(needed * block >> 20, count * block >> 20, platform.device.type)
         raise ValueError(
             f"one request of max_model_len {longest} needs {needed} blocks of KV cache; there is room for {count}: "
-            f"{sizes}. Lower max_model_len, or raise {setting}"
+            f"{sizes}. Lower max_model_len, or raise {setting}{others}"
         )
     return count

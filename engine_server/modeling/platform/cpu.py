@@ -104,8 +104,8 @@ class CpuPlatform(Platform):
     def free_memory(self) -> int:
         return free_host_memory()
 
-    def cache_memory(self, utilization: float, step: int) -> int:
-        """Return a share of the free memory; `utilization` and `step` apply to GPUs alone."""
+    def cache_memory(self, utilization: float, reserved: int) -> int:
+        """Return a share of the free memory; `utilization` and `reserved` apply to GPUs alone."""
         return min(free_host_memory() // CACHE_SHARE, CACHE_LIMIT)
 
     def reset_peak_memory(self) -> None:

