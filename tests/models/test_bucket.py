@@ -172,8 +172,8 @@ def test_downloads_the_used_files_below_the_prefix(
     assert (place / "model.safetensors").read_bytes() == WEIGHTS
     found = {str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()}
     assert found == {
-        ".fairlead-model", ".fairlead-sizes", "config.json", "tokenizer.json", "model.safetensors",
-        "nested/model.safetensors",
+        ".fairlead-checksums", ".fairlead-model", ".fairlead-sizes", "config.json", "tokenizer.json",
+        "model.safetensors", "nested/model.safetensors",
     }  # fmt: skip
     assert "AKIAEXAMPLE" not in done.stderr and "very-secret-key" not in done.stderr
 

@@ -29,6 +29,8 @@ class Hub(http.server.ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
         self.asked: list[str] = []
+        # The commit that each revision has.
+        self.commit = COMMIT
         self.cuts = 1
         # The weights whose checksum the hub reports; None for those that it sends.
         self.original_weights: bytes | None = None
@@ -59,7 +61,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
             case ["api", "models", org, name, "revision", revision]:
                 if self._admitted(org, name, revision):
                     siblings = [self._listed(path, content) for path, content in self._files(name).items()]
-                    answer = {"id": f"{org}/{name}", "sha": COMMIT, "siblings": siblings}
+                    answer = {"id": f"{org}/{name}", "sha": self.server.commit, "siblings": siblings}
                     self._send(json.dumps(answer).encode())
             case ["api", "models", _, name, "tree", _]:
                 entries = [
@@ -216,6 +218,7 @@ def test_download_to_a_folder_is_complete_and_leaves_nothing_else(fetch, tmp_pat
     assert done.stdout == f"{place}\n", done.stderr
     names = [path.name for path in place.iterdir()]
     assert sorted(names) == [
+        ".fairlead-checksums",
         ".fairlead-model",
         ".fairlead-sizes",
         "config.json",
@@ -245,6 +248,45 @@ def test_a_folder_whose_files_lost_bytes_is_fetched_again(fetch, hub: Hub, tmp_p
     assert fetch("hf://org/open", "--to", str(place)).returncode == 0
 
     assert (place / "model.safetensors").read_bytes() == hub.files["model.safetensors"]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_folder_with_a_changed_file_of_the_same_size_is_fetched_again(  # type: ignore[no-untyped-def]
+    fetch, hub: Hub, tmp_path: Path, name: str
+) -> None:
+    place = tmp_path / "models/model"
+    fetch("hf://org/open", "--to", str(place))
+    (place / name).write_bytes(bytes(len(hub.files[name])))
+
+    done = fetch("hf://org/open", "--to", str(place))
+
+    assert done.returncode == 0, done.stderr
+    assert f"not as fetched: {name}; the model is fetched again" in done.stderr
+    assert (place / name).read_bytes() == hub.files[name]
+
+
+def test_a_folder_of_another_commit_than_the_uri_names_is_fetched_again(  # type: ignore[no-untyped-def]
+    fetch, hub: Hub, tmp_path: Path
+) -> None:
+    place = tmp_path / "models/model"
+    fetch(f"hf://org/open@{COMMIT}", "--to", str(place))
+    checksums = place / ".fairlead-checksums"
+    assert json.loads(checksums.read_bytes())["commit"] == COMMIT
+    checksums.write_text(checksums.read_text().replace(COMMIT, "b" * 40))
+
+    done = fetch(f"hf://org/open@{COMMIT}", "--to", str(place))
+
+    assert "holds another commit" in done.stderr
+    assert json.loads(checksums.read_bytes())["commit"] == COMMIT
+
+
+def test_a_commit_under_the_name_of_another_one_is_refused(fetch, hub: Hub, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    hub.commit = "b" * 40
+
+    done = fetch(f"hf://org/open@{COMMIT}", "--to", str(tmp_path / "model"))
+
+    assert done.returncode == 1
+    assert f"has commit {hub.commit} under this name" in done.stderr
 
 
 def test_a_killed_download_keeps_its_finished_files(

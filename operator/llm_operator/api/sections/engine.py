@@ -97,7 +97,7 @@ class Engine(Section, frozen=True):
         Meta(max_length=128, extra_json_schema={LIST_TYPE: "map", LIST_KEYS: ["name"]}),
         about(
             "Environment variables of the engine, and of the container that fetches the model, as in a container's"
-            " env."
+            " env. The download into a model cache has only HTTPS_PROXY, NO_PROXY and AWS_SKIP_SIGNATURE of them."
         ),
     ] = ()
     env_from: Annotated[
@@ -105,7 +105,8 @@ class Engine(Section, frozen=True):
         Meta(max_length=32),
         about(
             "ConfigMaps and Secrets whose entries become environment variables, as in a container's envFrom; env"
-            " takes precedence. Changes of the objects reach only replicas that start afterwards."
+            " takes precedence. Changes of the objects reach only replicas that start afterwards. The download into a"
+            " model cache has none of them."
         ),
     ] = ()
     files: Annotated[
@@ -114,6 +115,6 @@ class Engine(Section, frozen=True):
         ruled(rules.BOUNDED_CONTENT, rules.SEPARATE_PATHS),
         about(
             "Files that the engine, and the container that fetches the model, find at a path, read-only: a chat"
-            " template, certificates. At most 16."
+            " template, certificates. At most 16. The download into a model cache has none of them."
         ),
     ] = ()

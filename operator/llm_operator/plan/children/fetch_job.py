@@ -1,10 +1,18 @@
-"""The Job that downloads a model into its cache."""
+"""The Job that downloads a model into its cache.
+
+Others load what it writes, so nothing in it that could choose the content is the tenant's, but for the URI and the
+Secret, on which the cache's identity depends: it runs the operator's image, with what the administrator's profile has.
+"""
 
 import json
+from collections.abc import Mapping
 from typing import Any
+
+import msgspec
 
 from engine_server.contract import labels
 from llm_operator.api.model_cache import ModelCache
+from llm_operator.api.sections.engine import Engine
 from llm_operator.api.spec import LLMDeployment
 from llm_operator.api.spec_hash import digest
 from llm_operator.observed import Manifest, fetch_key
@@ -24,6 +32,13 @@ ENGINES_ALONE = (
     "restartPolicy",
     "terminationGracePeriodSeconds",
     "topologySpreadConstraints",
+)
+# Variables of `engine.env` that the Job has too. Behind a proxy, TLS still authenticates the source.
+VARIABLES = ("AWS_SKIP_SIGNATURE", "HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy")
+# Fields of a podTemplate's spec that the Job has too: where it runs, as whom, and what it may pull and write.
+PLACEMENT = (
+    *("affinity", "nodeName", "nodeSelector", "priorityClassName", "runtimeClassName", "schedulerName"),
+    *("tolerations", "imagePullSecrets", "securityContext", "serviceAccount", "serviceAccountName"),
 )
 
 
@@ -47,10 +62,12 @@ def fetch_job(deployment: LLMDeployment, cache: ModelCache, settings: Settings) 
 def fetch_pod(deployment: LLMDeployment, cache: ModelCache, settings: Settings) -> dict[str, Any]:
     """Return the engines' pod with nothing but the container that fetches, and with the claim as its volume.
 
-    It is placed as the engines are, since the volume must be where they can use it, but asks for no GPU.
+    It is placed as the engines are, since the volume must be where they can use it, but asks for no GPU. Raises
+    SpecError, also for what only the engines' pod has: before the download.
     """
+    pod_template(deployment, settings)
     model = deployment.spec.model
-    pod: dict[str, Any] = pod_template(deployment, settings, uncached_source(model))["spec"]
+    pod: dict[str, Any] = pod_template(confined(deployment), settings, uncached_source(model))["spec"]
     (fetch,) = (entry for entry in pod["initContainers"] if entry["name"] == labels.MODEL_CONTAINER)
     container = fetch | {
         "args": [
@@ -70,3 +87,23 @@ def fetch_pod(deployment: LLMDeployment, cache: ModelCache, settings: Settings) 
         "containers": [container],
         "volumes": [claim, *(volume for volume in pod["volumes"] if volume["name"] in mounted)],
     }
+
+
+def confined(deployment: LLMDeployment) -> LLMDeployment:
+    """Return the deployment without images, variables, files, containers and volumes of its own."""
+    spec = deployment.spec
+    engine = Engine(env=tuple(variable for variable in spec.engine.env if variable.name in VARIABLES))
+    template = {"spec": placement((spec.pod_template or {}).get("spec") or {})}
+    return msgspec.structs.replace(
+        deployment, spec=msgspec.structs.replace(spec, engine=engine, pod_template=template)
+    )
+
+
+def placement(pod: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a podTemplate's spec that the Job has too, with the resources of its container."""
+    resources = [
+        {"name": labels.MODEL_CONTAINER, "resources": container["resources"]}
+        for container in pod.get("initContainers") or ()
+        if container["name"] == labels.MODEL_CONTAINER and "resources" in container
+    ]
+    return {name: pod[name] for name in PLACEMENT if name in pod} | {"initContainers": resources}

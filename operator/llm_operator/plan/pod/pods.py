@@ -71,6 +71,8 @@ def pod_template(
     add_files(template, deployment)
     template = merge(template, profile.get("podTemplate", {}), own_labels, may_choose_account=True)
     template = merge(template, spec.pod_template or {}, own_labels, settings.allow_service_account)
+    if spec.model.cache and origin.fetch is None:
+        remove_model_container(template)
     pod_security.check(template, settings.pod_security, PATH)
     pod_policy.check(deployment, profile, settings.pod_policy)
     return template
@@ -146,6 +148,14 @@ def model_container(spec: LLMDeploymentSpec, uri: str, image: str) -> dict[str, 
         "resources": compute(spec.resources, gpus=0),
         "volumeMounts": mounts((*SCRATCH, FETCHED)),
     }
+
+
+def remove_model_container(template: dict[str, Any]) -> None:
+    """Remove what overlays have for the container that fetches, which runs in the Job of the model's cache."""
+    pod = template["spec"]
+    others = [each for each in pod.pop("initContainers", ()) if each["name"] != labels.MODEL_CONTAINER]
+    if others:
+        pod["initContainers"] = others
 
 
 def container(name: str, image: str, args: list[str]) -> dict[str, Any]:

@@ -350,6 +350,77 @@ def test_the_job_is_placed_as_the_engines_are_and_runs_none_of_their_other_conta
     assert pod["restartPolicy"] == "OnFailure"
 
 
+def test_the_job_runs_the_operators_image_and_nothing_of_the_tenants(planned: Any, manifest: Any) -> None:
+    engine = {
+        "image": "stranger:1",
+        "env": [{"name": "HF_ENDPOINT", "value": "http://stranger"}],
+        "envFrom": [{"configMapRef": {"name": "stranger"}}],
+        "files": [{"path": "/usr/lib/python3/sitecustomize.py", "content": "import stranger"}],
+    }
+    pod_template = {
+        "spec": {
+            "hostAliases": [{"ip": "10.0.0.1", "hostnames": ["huggingface.co"]}],
+            "dnsConfig": {"nameservers": ["10.0.0.1"]},
+            "volumes": [{"name": "stranger", "configMap": {"name": "stranger"}}],
+            "initContainers": [
+                {
+                    "name": "model",
+                    "image": "stranger:2",
+                    "command": ["sh"],
+                    "env": [{"name": "PYTHONPATH", "value": "/stranger"}],
+                    "volumeMounts": [{"name": "stranger", "mountPath": "/stranger"}],
+                }
+            ],
+        }
+    }
+    model = CREATED | {"secretRef": {"name": "token"}}
+
+    given, plain = (
+        planned(manifest(model=model, **spec))
+        for spec in ({"engine": engine, "podTemplate": pod_template}, {})
+    )
+
+    assert shared(given, "Job") == shared(plain, "Job")
+    (container,) = shared(given, "Job")["spec"]["template"]["spec"]["containers"]  # type: ignore[index]
+    assert container["image"] == "engine:1"
+    secret = {"secretKeyRef": {"name": "token", "key": "token"}}
+    assert {"name": "HF_TOKEN", "valueFrom": secret} in container["env"]
+
+
+def test_the_job_has_the_environment_of_the_administrators_profile(planned: Any, manifest: Any) -> None:
+    mirror = {"name": "HF_ENDPOINT", "value": "https://mirror"}
+    profile = {"podTemplate": {"spec": {"initContainers": [{"name": "model", "env": [mirror]}]}}}
+    settings = Settings(engine_image="engine:1", profiles={"mirrored": profile})
+
+    goal = planned(manifest(model=CREATED, profile="mirrored"), settings=settings)
+
+    (container,) = shared(goal, "Job")["spec"]["template"]["spec"]["containers"]  # type: ignore[index]
+    assert mirror in container["env"]
+    done = planned(
+        manifest(model=CREATED, profile="mirrored"), Observed(children=after(goal, Job=COMPLETE)), settings
+    )
+    assert "initContainers" not in done.pod
+
+
+def test_the_job_keeps_variables_and_resources_that_choose_no_source(planned: Any, manifest: Any) -> None:
+    env = [{"name": "HTTPS_PROXY", "value": "http://proxy"}, {"name": "AWS_SKIP_SIGNATURE", "value": "true"}]
+    limits = {"limits": {"cpu": "2"}}
+    pod_template = {"spec": {"initContainers": [{"name": "model", "resources": limits}]}}
+
+    goal = planned(manifest(model=CREATED, engine={"env": env}, podTemplate=pod_template))
+
+    (container,) = shared(goal, "Job")["spec"]["template"]["spec"]["containers"]  # type: ignore[index]
+    assert [variable for variable in container["env"] if variable in env] == env
+    assert container["resources"]["limits"]["cpu"] == "2"
+
+
+def test_a_pod_template_that_is_refused_is_refused_before_the_download(planned: Any, manifest: Any) -> None:
+    pod_template = {"spec": {"containers": [{"name": "sidecar", "image": "sidecar:1"}]}}
+
+    with pytest.raises(SpecError, match="restricted"):
+        planned(manifest(model=CREATED, podTemplate=pod_template))
+
+
 @pytest.mark.parametrize(
     ("model", "words"),
     [

@@ -1,0 +1,116 @@
+"""The record that a fetch leaves in a model's folder: its URI, and the commit, sizes and checksums of its files.
+
+Whoever finds the folder compares its files with the record. Folders that release 0.2.0 has fetched have no checksums,
+and older ones no sizes: they are used without.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from engine_server.models.errors import ModelSourceError
+from engine_server.models.folder import is_used
+
+# The file that holds the model's URI.
+ORIGIN = ".fairlead-model"
+# The file that holds the size of every other file by its path.
+SIZES = ".fairlead-sizes"
+# The file that holds the Checksums.
+CHECKSUMS = ".fairlead-checksums"
+HASHING_THREADS = 4
+
+T = TypeVar("T")
+
+
+class Checksums(msgspec.Struct, frozen=True):
+    """What is known of the content of a model's files."""
+
+    # Of the hub's repository, if the model comes from one.
+    commit: str | None = None
+    # Of each file by its path in the folder, in hexadecimal digits.
+    sha256: dict[str, str] = {}
+
+
+def write(folder: Path, known: Checksums) -> None:
+    """Record the files of `folder`; checksums that are not known are computed."""
+    (folder / CHECKSUMS).unlink(missing_ok=True)
+    unknown = {name: path for name, path in _files(folder).items() if name not in known.sha256}
+    checksums = msgspec.structs.replace(known, sha256=known.sha256 | _hashes(unknown))
+    (folder / CHECKSUMS).write_bytes(msgspec.json.encode(checksums))
+    sizes = {name: path.stat().st_size for name, path in _files(folder).items()}
+    (folder / SIZES).write_bytes(msgspec.json.encode(sizes))
+
+
+def every_file(name: str) -> bool:
+    return True
+
+
+def all_but_weights(name: str) -> bool:
+    return not name.endswith(".safetensors")
+
+
+def differences(folder: Path, is_hashed: Callable[[str], bool]) -> list[str]:
+    """Return the files that are not as they were fetched, lacking and added ones included.
+
+    is_hashed: returns True for a file whose content is compared; of others it is the size.
+    """
+    try:
+        sizes = _read(folder / SIZES, dict[str, int]) or {}
+        sha256 = (_read(folder / CHECKSUMS, Checksums) or Checksums()).sha256
+    except msgspec.DecodeError:
+        return [f"{SIZES} or {CHECKSUMS}"]
+    found = _files(folder)
+    recorded = sizes.keys() | sha256.keys()
+    changed = {
+        name for name in recorded if name not in found or found[name].stat().st_size != sizes.get(name)
+    }
+    if sha256:
+        changed |= {name for name in found.keys() - recorded if "/" not in name and is_used(name)}
+    hashes = _hashes({name: found[name] for name in sha256.keys() - changed if is_hashed(name)})
+    return sorted(changed | {name for name, digest in hashes.items() if digest != sha256[name]})
+
+
+def verify(folder: Path, uri: str) -> None:
+    """Raise ModelSourceError if `folder` is a fetched model whose files are not those that were fetched.
+
+    Of weights the sizes are compared: to read them twice would take about as long as to load them.
+    """
+    if (folder / CHECKSUMS).is_file() and (changed := differences(folder, all_but_weights)):
+        raise ModelSourceError(
+            f"{uri}: not as fetched into {folder}: {', '.join(changed[:3])}; fetch the model again, or, if you "
+            f"have changed it yourself, delete {CHECKSUMS}"
+        )
+
+
+def is_of_commit(folder: Path, uri: str) -> bool:
+    """Return False if `uri` names a commit by all its digits, and another one was fetched."""
+    named = re.fullmatch(r".*@([0-9a-f]{40})", uri)
+    recorded = _read(folder / CHECKSUMS, Checksums) or Checksums()
+    return named is None or recorded.commit in (None, named[1])
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal digits."""
+    with path.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def _hashes(files: dict[str, Path]) -> dict[str, str]:
+    with ThreadPoolExecutor(HASHING_THREADS) as pool:
+        return dict(zip(files, pool.map(sha256_of, files.values()), strict=True))
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """Return the files that are recorded, by their paths in the folder."""
+    found = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
+    return {name: path for name, path in found.items() if name not in (ORIGIN, SIZES)}
+
+
+def _read(path: Path, content: type[T]) -> T | None:
+    """Return the content of a record, None without one. Raises msgspec.DecodeError."""
+    return msgspec.json.decode(path.read_bytes(), type=content) if path.is_file() else None

@@ -1,0 +1,132 @@
+"""The record of a fetch, compared by whoever finds the folder."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine_server.models import ModelSourceError, record, resolve
+from engine_server.models.record import Checksums
+
+WEIGHTS = "model.safetensors"
+FILES = {
+    "config.json": b"{}",
+    "chat_template.jinja": b"hello",
+    WEIGHTS: bytes(100),
+    "nested/config.json": b"[]",
+}
+
+
+@pytest.fixture
+def fetched(tmp_path: Path) -> Path:
+    """Return the folder of a fetched model."""
+    folder = tmp_path / "model"
+    for name, content in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    (folder / record.ORIGIN).write_text("hf://org/name\n")
+    record.write(folder, Checksums("a" * 40))
+    return folder
+
+
+def leave(folder: Path) -> None:
+    pass
+
+
+def change_a_template(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_bytes(b"HELLO")
+
+
+def change_a_nested_file(folder: Path) -> None:
+    (folder / "nested/config.json").write_bytes(b"{}")
+
+
+def remove_the_config_of_a_part(folder: Path) -> None:
+    (folder / "nested/config.json").unlink()
+
+
+def cut_weights(folder: Path) -> None:
+    (folder / WEIGHTS).write_bytes(bytes(99))
+
+
+def add_weights(folder: Path) -> None:
+    (folder / "other.safetensors").write_bytes(bytes(100))
+
+
+def damage_the_record(folder: Path) -> None:
+    (folder / record.CHECKSUMS).write_text('{"sha256": [')
+
+
+def remove_the_sizes(folder: Path) -> None:
+    (folder / record.SIZES).unlink()
+
+
+CHANGES = [
+    change_a_template,
+    change_a_nested_file,
+    remove_the_config_of_a_part,
+    cut_weights,
+    add_weights,
+    damage_the_record,
+    remove_the_sizes,
+]
+
+
+def change_weights(folder: Path) -> None:
+    (folder / WEIGHTS).write_bytes(b"1" * 100)
+
+
+def as_0_2_0_fetches(folder: Path) -> None:
+    """Leave the record that 0.2.0 writes, which has the sizes alone."""
+    (folder / record.CHECKSUMS).unlink()
+    (folder / record.SIZES).write_text(
+        json.dumps({name: len(content) for name, content in FILES.items()}, indent=0)
+    )
+
+
+def add_files_of_others(folder: Path) -> None:
+    (folder / ".nfs0001").write_bytes(b"")
+    (folder / "adapter").mkdir()
+    (folder / "adapter/adapter_config.json").write_bytes(b"{}")
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_an_engine_refuses_a_fetched_model_whose_files_have_changed(
+    fetched: Path, change: Callable[[Path], None]
+) -> None:
+    change(fetched)
+
+    with pytest.raises(ModelSourceError, match=r"not as fetched.*fetch the model again"):
+        resolve(str(fetched))
+
+
+@pytest.mark.parametrize("change", [leave, add_files_of_others, as_0_2_0_fetches])
+def test_an_engine_takes_a_model_as_it_was_fetched(fetched: Path, change: Callable[[Path], None]) -> None:
+    change(fetched)
+
+    assert resolve(str(fetched)) == fetched
+
+
+def test_a_fetch_compares_the_content_of_weights_too_and_an_engine_their_size(fetched: Path) -> None:
+    change_weights(fetched)
+
+    assert record.differences(fetched, record.every_file) == [WEIGHTS]
+    assert record.differences(fetched, record.all_but_weights) == []
+
+
+def test_a_folder_of_0_2_0_is_compared_by_its_sizes_alone(fetched: Path) -> None:
+    as_0_2_0_fetches(fetched)
+    change_weights(fetched)
+    assert record.differences(fetched, record.every_file) == []
+
+    cut_weights(fetched)
+
+    assert record.differences(fetched, record.every_file) == [WEIGHTS]
+
+
+def test_sizes_are_those_that_0_2_0_compares(fetched: Path) -> None:
+    sizes = json.loads((fetched / record.SIZES).read_bytes())
+
+    checksums = (fetched / record.CHECKSUMS).stat().st_size
+    assert sizes == {name: len(content) for name, content in FILES.items()} | {record.CHECKSUMS: checksums}
