@@ -109,7 +109,7 @@ def test_names_are_those_that_the_engine_reads() -> None:
     flags = (*OWNED_FLAGS, *ROUTER_FLAGS, *ADMIN_FLAGS)
     settings = {flag.removeprefix("--").removeprefix("no-").replace("-", "_") for flag in flags}
 
-    assert settings <= engine._settings.keys()
+    assert settings <= vars(engine.read([], {})).keys()
     assert {variable_of(flag) for flag in ROUTER_FLAGS} == {f"{PREFIX}API_KEY", f"{PREFIX}API_KEY_FILE"}
     assert set(ROUTER_VARIABLES) == set(VLLM_VARIABLES.values())
     assert ADMIN_VARIABLES == (ADMIN_KEY,)
