@@ -70,7 +70,6 @@ EVERY_VALUE: dict[str, Any] = {
         },
         "podDisruptionBudget": {"enabled": False},
         "keysSecret": {"name": "callers", "key": "callers.yaml"},
-        "forwardCredentials": True,
         "requireInternalKey": True,
         "forwardHeaders": ["x-team-*"],
         "resources": {"limits": {"cpu": 1}},

@@ -1,5 +1,6 @@
 """A cluster with Fairlead, as the end-to-end tests use it."""
 
+import base64
 import json
 import re
 import secrets
@@ -16,6 +17,7 @@ import pytest
 from cluster_manifests import Manifest, idle_pod
 from waiting import until
 
+from engine_server.contract.engine_keys import derive_key
 from engine_server.contract.labels import LLMDEPLOYMENT_LABEL as LABEL
 
 ROOT = Path(__file__).parents[1]
@@ -160,6 +162,15 @@ class Cluster:
         return sum(
             float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(f"{name}{{")
         )
+
+    def root_keys(self, role: str) -> list[str]:
+        """Return the root keys of the router or of the operator ("admin")."""
+        encoded = self.get("secret", f"fairlead-{role}-key", "-n", SYSTEM)["data"]["keys"]
+        return base64.b64decode(encoded).decode().split()
+
+    def engine_key(self, name: str, namespace: str) -> str:
+        """Return the key with which the router calls the engines of an LLMDeployment."""
+        return derive_key(self.root_keys("router")[0].encode(), self.llmd(name, namespace)["metadata"]["uid"])
 
     @contextmanager
     def forward(self, pod: str, namespace: str, port: int) -> Iterator[str]:

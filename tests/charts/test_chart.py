@@ -196,7 +196,7 @@ def test_metrics_of_the_router_are_not_on_its_service(render: Render) -> None:
 
 def test_router_policy_follows_its_values(render: Render) -> None:
     assert {"--policy=prefix", "--prefix-chars=100"} <= set(arguments(render(), "router"))
-    every = {"--policy=session", "--prefix-chars=200", "--forward-credentials", "--forward-header=x-team-*"}
+    every = {"--policy=session", "--prefix-chars=200", "--forward-header=x-team-*"}
     assert every <= set(arguments(render(**EVERY_VALUE), "router"))
 
 
@@ -237,10 +237,23 @@ def test_router_without_a_drain_grace_has_no_pre_stop(render: Render) -> None:
     assert pod["terminationGracePeriodSeconds"] == 75
 
 
-def test_router_asks_for_no_keys_by_default(render: Render) -> None:
+def test_router_asks_callers_for_no_keys_by_default(render: Render) -> None:
     manifests = render()
     flags = " ".join(arguments(manifests, "router"))
-    assert not any(flag in flags for flag in ("--keys-file", "--engine-key-file", "--peers-service"))
+    assert not any(flag in flags for flag in ("--keys-file", "--peers-service", "--require-internal-key"))
+
+
+def test_credentials_of_clients_are_forwarded_only_where_engines_get_no_key(
+    render: Render, helm: Helm, root: Path
+) -> None:
+    forwards = {"router": {"forwardCredentials": True}}
+    assert "--forward-credentials" not in arguments(render(), "router")
+    assert "--forward-credentials" in arguments(render(keys={"enabled": False}, **forwards), "router")
+
+    result = helm("template", "fairlead", root / "charts/fairlead", "--set", "router.forwardCredentials=true")
+
+    assert result.returncode != 0
+    assert "router.forwardCredentials needs keys.enabled=false" in result.stderr
 
 
 def test_operator_finds_every_router_by_a_headless_service(render: Render) -> None:
@@ -323,7 +336,7 @@ def secrets(manifests: list[Manifest], component: str) -> dict[str, str]:
 
 
 def test_root_keys_are_left_to_the_operator_so_that_every_rendering_is_the_same(render: Render) -> None:
-    manifests = render(keys={"enabled": True})
+    manifests = render()
     names = ["fairlead-router-key", "fairlead-admin-key"]
 
     assert render(keys={"enabled": True}) == manifests
@@ -340,7 +353,7 @@ def test_root_keys_are_left_to_the_operator_so_that_every_rendering_is_the_same(
 
 
 def test_given_root_keys_are_used_and_only_read(render: Render) -> None:
-    manifests = render(keys={"enabled": True, "routerSecret": "one", "adminSecret": "two"})
+    manifests = render(keys={"routerSecret": "one", "adminSecret": "two"})
 
     assert {"--router-key-secret=one", "--admin-key-secret=two"} <= set(arguments(manifests, "operator"))
     assert secrets(manifests, "router") == {"router-key": "one"}
@@ -349,8 +362,8 @@ def test_given_root_keys_are_used_and_only_read(render: Render) -> None:
     assert (rule["resourceNames"], rule["verbs"]) == (["one", "two"], ["get"])
 
 
-def test_by_default_there_is_the_root_key_of_the_admin_api_alone(render: Render) -> None:
-    manifests = render()
+def test_without_keys_there_is_the_root_key_of_the_admin_api_alone(render: Render) -> None:
+    manifests = render(keys={"enabled": False})
     assert [each["metadata"]["name"] for each in manifests if each["kind"] == "Secret"] == [
         "fairlead-admin-key"
     ]

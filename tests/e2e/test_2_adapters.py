@@ -205,7 +205,7 @@ def test_an_engine_that_restarts_without_an_operator_serves_its_adapters_once_it
             until(is_ready_again, "the engine is ready again", 300)
         with (
             cluster.forward(victim, NAMESPACE, ENGINE_PORT) as address,
-            openai.OpenAI(base_url=f"{address}/v1", api_key="none") as alone,
+            openai.OpenAI(base_url=f"{address}/v1", api_key=cluster.engine_key(NAME, NAMESPACE)) as alone,
         ):
             assert {model.id for model in alone.models.list()} >= {"tuned", "soft"}
     set_adapters(cluster)

@@ -1,6 +1,5 @@
-"""Keys between router, operator and engines: turned on for a running release, checked, and replaced."""
+"""Keys between router, operator and engines: turned on for engines without them, checked, and replaced."""
 
-import base64
 import json
 import secrets
 import urllib.error
@@ -23,12 +22,6 @@ SYSTEM, NAMESPACE, NAME = "fairlead-system", "team-b", "keyed"
 REPLICAS = 2
 ROUTER, ADMIN = "fairlead-router-key", "fairlead-admin-key"
 COMPLETION = {"model": f"{NAMESPACE}/{NAME}", "prompt": "The sea is", "max_tokens": 2}
-
-
-def roots(cluster: Any, secret: str) -> list[str]:
-    """Return the root keys in a Secret."""
-    encoded = cluster.get("secret", secret, "-n", SYSTEM)["data"]["keys"]
-    return base64.b64decode(encoded).decode().split()
 
 
 def set_roots(cluster: Any, secret: str, *keys: str) -> None:
@@ -92,7 +85,8 @@ def called_directly(cluster: Any) -> Iterator[list[Engine]]:
 
 @pytest.fixture(scope="module")
 def keyed(cluster: Any, release: None, helm: Any) -> Iterator[str]:
-    """Apply a deployment that starts without keys. At the end delete it, and turn keys off."""
+    """Apply a deployment that starts without keys, as those of 0.2.0 do. At the end delete it, and turn keys on."""
+    helm("upgrade", "keys.enabled=false")
     cluster.apply(NAMESPACE, llmdeployment(NAME, **small_replicas(REPLICAS)))
     cluster.wait_replicas(NAME, NAMESPACE, REPLICAS, 300)
     yield NAME
@@ -105,7 +99,7 @@ def has_keys(pod: Any) -> bool:
 
 
 def turn_keys_on(cluster: Any, helm: Any) -> None:
-    """Turn keys on for the release, and replace all engines by such as ask for keys."""
+    """Turn keys on for the release, which replaces no engine; then replace all by such as ask for keys."""
     before = cluster.engines(NAME, NAMESPACE)
     mark = f"{ROLLED_AT_ANNOTATION}={secrets.token_hex(4)}"
 
@@ -113,7 +107,8 @@ def turn_keys_on(cluster: Any, helm: Any) -> None:
         pods = cluster.pods(NAME, NAMESPACE)
         return all(has_keys(pod) and pod["metadata"]["uid"] not in before for pod in pods)
 
-    helm("upgrade", "keys.enabled=true")
+    helm("upgrade")
+    assert cluster.engines(NAME, NAMESPACE) == before
     cluster.kubectl("annotate", "--overwrite", "llmd", NAME, "-n", NAMESPACE, mark)
     until(all_ask_for_keys, "new replicas ask for keys", 300)
     cluster.wait_replicas(NAME, NAMESPACE, REPLICAS, 300)
@@ -135,7 +130,7 @@ def test_running_engines_take_keys_and_no_request_fails(
 
 
 def test_each_port_of_an_engine_accepts_its_own_key_alone(cluster: Any, with_keys: str) -> None:
-    (router_root,), (admin_root,) = roots(cluster, ROUTER), roots(cluster, ADMIN)
+    (router_root,), (admin_root,) = cluster.root_keys("router"), cluster.root_keys("admin")
     with called_directly(cluster) as engines:
         assert len(engines) == REPLICAS
         for engine in engines:
@@ -162,7 +157,7 @@ def test_root_keys_are_replaced_without_a_restart_and_no_request_fails(
         return all(cluster.kubectl("exec", name, "-n", SYSTEM, "--", *command) == root for name in routers)
 
     before = containers()
-    old_router, old_admin = roots(cluster, ROUTER)[0], roots(cluster, ADMIN)[0]
+    old_router, old_admin = cluster.root_keys("router")[0], cluster.root_keys("admin")[0]
     new_router, new_admin = secrets.token_hex(24), secrets.token_hex(24)
 
     with called_directly(cluster) as engines, served("root keys replaced", model=COMPLETION["model"]):

@@ -37,10 +37,10 @@ OWN_FOLDERS = ("/proc", "/sys", "/dev", "/models", "/cache", "/tmp", "/etc/fairl
 MOST_FILE_CHARACTERS = 256 * 1024
 
 
-def is_owned(argument: str) -> bool:
-    """Return True for an engine argument that sets an owned flag, spelled in full or abbreviated."""
+def is_owned(argument: str, flags: tuple[str, ...] = OWNED_FLAGS) -> bool:
+    """Return True for an engine argument that sets one of the owned `flags`, spelled in full or abbreviated."""
     flag = argument.split("=")[0].replace("_", "-")
-    return len(flag) > 3 and flag.startswith("--") and any(owned.startswith(flag) for owned in OWNED_FLAGS)
+    return len(flag) > 3 and flag.startswith("--") and any(owned.startswith(flag) for owned in flags)
 
 
 def is_free_path(path: str) -> bool:

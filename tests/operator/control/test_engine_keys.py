@@ -1,6 +1,7 @@
 """The keys of engines, which the operator derives from root keys, against a real API server."""
 
 import base64
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from waiting import until
 from engine_server.contract.engine_keys import derive_key, hash_line
 
 SECRETS = ["fairlead-router-key", "fairlead-admin-key"]
+ROUTER_FLAG = "--api-key-file=/etc/fairlead/keys/router"
 # As the chart grants them; its own test compares.
 RULES = [
     {"apiGroups": [""], "resources": ["secrets"], "resourceNames": SECRETS, "verbs": ["get"]},
@@ -21,20 +23,54 @@ def empty_secret(name: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}}
 
 
-def test_new_root_keys_reach_the_engines_without_a_new_pod_template(
-    world: Any, start_operator: Any, manifest: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def start(world: Any, start_operator: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Return a function that starts an operator which may read the Secrets, with further flags."""
     monkeypatch.setattr(root_keys, "POLL_SECONDS", 0.1)
     home = world.namespace
     account = world.service_account()
     world.grant("operator-keys", home, RULES)
     world.apply(*map(empty_secret, SECRETS))
-    operator = start_operator(
-        account,
-        f"--namespace={home}",
-        f"--lease-namespace={home}",
-        *(f"--{role}-key-secret=fairlead-{role}-key" for role in ("router", "admin")),
-    )
+
+    def start(*flags: str) -> Any:
+        own = (f"--namespace={home}", f"--lease-namespace={home}", "--admin-key-secret=fairlead-admin-key")
+        return start_operator(account, *own, *flags)
+
+    return start
+
+
+def test_an_operator_that_starts_with_keys_changes_no_engine_until_its_spec_changes(
+    world: Any, start: Any, manifest: Any, name: str
+) -> None:
+    def engine() -> dict[str, Any]:
+        return world.get("deployment", f"{name}-engine")["spec"]["template"]["spec"]["containers"][0]
+
+    without_keys = start()
+    world.apply(manifest(name))
+    before = until(lambda: world.get("deployment", f"{name}-engine"))
+    without_keys.stop()
+
+    start("--router-key-secret=fairlead-router-key")
+    # The keys are there before any engine asks for them.
+    until(lambda: world.get("configmap", f"{name}-keys"))
+    world.apply(manifest(name, replicas=3))
+    after = until(lambda: scaled(world, name, 3))
+    assert after["spec"]["template"] == before["spec"]["template"]
+
+    world.apply(manifest(name, replicas=3, engine={"maxModelLen": 512}))
+    until(lambda: ROUTER_FLAG in engine()["args"])
+
+
+def scaled(world: Any, name: str, replicas: int) -> dict[str, Any] | None:
+    workload = world.get("deployment", f"{name}-engine")
+    assert isinstance(workload, dict)
+    return workload if workload["spec"]["replicas"] == replicas else None
+
+
+def test_new_root_keys_reach_the_engines_without_a_new_pod_template(
+    world: Any, start: Any, manifest: Any
+) -> None:
+    operator = start("--router-key-secret=fairlead-router-key")
     world.apply(manifest("model"))
     before = until(lambda: world.get("deployment", "model-engine"))
     uid = world.get("llmd", "model")["metadata"]["uid"]

@@ -10,7 +10,7 @@ from engine_server.contract.drain import PRE_STOP_SECONDS, termination_grace
 from llm_operator.api.sections.engine import Engine
 from llm_operator.api.sections.resources import Resources
 from llm_operator.api.spec import LLMDeployment, LLMDeploymentSpec
-from llm_operator.plan.pod import adapters, credentials, keys, pod_policy, pod_security
+from llm_operator.plan.pod import adapters, credentials, keys, own_settings, pod_policy, pod_security
 from llm_operator.plan.pod.files import add_files
 from llm_operator.plan.pod.overlay import PATH, merge
 from llm_operator.plan.pod.profiles import profile_of, with_resources
@@ -75,6 +75,7 @@ def pod_template(
         remove_model_container(template)
     pod_security.check(template, settings.pod_security, PATH)
     pod_policy.check(deployment, profile, settings.pod_policy)
+    own_settings.check(deployment, settings)
     return template
 
 

@@ -1,11 +1,21 @@
 """The keys by which engines recognise the router and the operator."""
 
+import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from llm_operator.observed import KeyHashes, Observed
+import pytest
+from llm_operator.observed import KeyHashes, Observed, workload_key
 from llm_operator.settings import Settings
 
 WITH_KEYS = Settings(engine_image="engine:1", engine_keys=True)
+NEXT_RELEASE = Settings(engine_image="engine:2", engine_keys=True, version="9.9.9")
+DEPLOYMENT = workload_key("smollm2")
+# Specs with the annotations that release 0.2.0 gave to their Deployments, named smollm2 in the namespace default: each
+# with keys.enabled and without.
+RECORDS_OF_0_2_0 = json.loads((Path(__file__).parents[1] / "records_of_0_2_0.json").read_text())
+WITHOUT_KEYS = [case for case in RECORDS_OF_0_2_0 if not case.endswith("with keys")]
 
 
 def test_engines_get_hashes_of_their_keys_where_keys_are_enabled(planned: Any, manifest: Any) -> None:
@@ -54,3 +64,67 @@ def test_running_engines_keep_their_template_when_keys_are_enabled(planned: Any,
     with_keys = planned(manifest(), without.observed, WITH_KEYS)
 
     assert with_keys.template == without.template
+
+
+def state_of_0_2_0(planned: Any, manifest: Any, case: str) -> tuple[dict[str, Any], Observed]:
+    """Return the manifest of a case, and the state in which 0.2.0 left its Deployment."""
+    record = RECORDS_OF_0_2_0[case]
+    template = json.loads(record["annotations"]["fairlead.dev/pod-template"])
+    workload = planned(manifest()).child("Deployment")
+    metadata = workload["metadata"] | {"annotations": record["annotations"]}
+    spec = workload["spec"] | {"template": template}
+    children = {DEPLOYMENT: workload | {"metadata": metadata, "spec": spec}}
+    return manifest(**record["spec"]), Observed(children=children)
+
+
+@pytest.mark.parametrize("case", RECORDS_OF_0_2_0)
+def test_an_upgrade_from_0_2_0_with_keys_on_keeps_every_template_and_its_record(
+    planned: Any, manifest: Any, case: str
+) -> None:
+    given, old = state_of_0_2_0(planned, manifest, case)
+
+    upgraded = planned(given, old, NEXT_RELEASE)
+    scaled = planned(given | {"spec": given["spec"] | {"replicas": 3}}, upgraded.observed, NEXT_RELEASE)
+
+    assert upgraded.template == scaled.template == old.children[DEPLOYMENT]["spec"]["template"]
+    # 0.2.0 finds its own record after a rollback.
+    annotations = upgraded.child("Deployment")["metadata"]["annotations"]
+    assert annotations == RECORDS_OF_0_2_0[case]["annotations"]
+
+
+@pytest.mark.parametrize("case", WITHOUT_KEYS)
+def test_a_rollback_to_an_operator_without_keys_keeps_templates_without_them(
+    planned: Any, manifest: Any, case: str
+) -> None:
+    given, old = state_of_0_2_0(planned, manifest, case)
+    upgraded = planned(given, old, NEXT_RELEASE)
+
+    rolled_back = planned(given, upgraded.observed)
+
+    assert rolled_back.template == old.children[DEPLOYMENT]["spec"]["template"]
+
+
+def test_a_changed_spec_takes_keys_and_a_reverted_one_returns_to_engines_without_them(
+    planned: Any, manifest: Any
+) -> None:
+    given, old = state_of_0_2_0(planned, manifest, "a model alone")
+    retained = {
+        "metadata": {
+            "annotations": old.children[DEPLOYMENT]["metadata"]["annotations"],
+            "ownerReferences": [{"uid": "d-1"}],
+        }
+    }
+
+    changed = planned(manifest(engine={"maxModelLen": 512}), old, NEXT_RELEASE)
+    workload = changed.child("Deployment")
+    workload["metadata"]["uid"] = "d-1"
+    reverted = planned(given, replace(changed.observed, replica_sets=(retained,)), NEXT_RELEASE)
+
+    assert "--api-key-file=/etc/fairlead/keys/router" in changed.engine["args"]
+    assert reverted.template == old.children[DEPLOYMENT]["spec"]["template"]
+
+
+def test_keys_change_no_download(planned: Any, manifest: Any) -> None:
+    cached = manifest(model={"uri": "hf://org/name", "cache": {"size": "10Gi"}})
+
+    assert planned(cached, settings=WITH_KEYS).child("Job") == planned(cached).child("Job")
