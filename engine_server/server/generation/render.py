@@ -31,6 +31,7 @@ class Renderer(StreamFormat, Protocol):
 
     async def prepare(self, delta: ChoiceDelta) -> None:
         """Encode what is long of a choice's first event, before `event`, in several turns of the event loop."""
+        return  # most renderers have nothing to prepare
 
     def event(self, event: GenerationEvent) -> bytes:
         """Return the server-sent events for `event`; b"" for none."""
