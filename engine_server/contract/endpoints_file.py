@@ -11,17 +11,17 @@ class FileAdapter(msgspec.Struct, frozen=True, omit_defaults=True):
     """An adapter of a deployment."""
 
     name: str
-    # The URLs of the engines that serve it.
+    # The addresses of the engines that serve it.
     endpoints: tuple[str, ...] = ()
     # Why an engine can't.
     error: str | None = None
 
 
 class FileDeployment(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One deployment with the URLs of its engines."""
+    """One deployment with the addresses of its engines."""
 
     name: str
-    # http://HOST:PORT of each replica.
+    # http://HOST:PORT or unix:/PATH of each replica.
     endpoints: tuple[str, ...]
     namespace: str = DEFAULT_NAMESPACE
     # Without any, the deployment's name is served.

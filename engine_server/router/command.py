@@ -205,7 +205,14 @@ def build_parser() -> argparse.ArgumentParser:
         "comment every 15 s (%(default)s)",
     )
     flag = parser.add_argument_group("sources of endpoints (several may be given)").add_argument
-    flag("--endpoint", type=parse_endpoint, action="append", default=[], metavar="NAME[,NAME...]=URL")
+    flag(
+        "--endpoint",
+        type=parse_endpoint,
+        action="append",
+        default=[],
+        metavar="NAME[,NAME...]=URL",
+        help="the models of an engine at http://HOST:PORT or unix:/PATH; may be repeated",
+    )
     flag("--endpoints-file", type=Path, metavar="FILE", help="JSON file, read again when it changes")
     flag("--kubernetes", action="store_true", help="watch LLMDeployments and EndpointSlices")
     flag(

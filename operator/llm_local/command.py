@@ -8,7 +8,7 @@ from pathlib import Path
 from engine_server.contract.labels import ROUTER_PORT
 from llm_local.engines import Command, fairlead
 from llm_local.local import up
-from llm_local.machine import free_ports
+from llm_local.machine import free_port
 from llm_local.manifests import ManifestError, read
 from llm_local.processes import StartError
 
@@ -39,6 +39,6 @@ def main(argv: list[str], command: Command = fairlead) -> int:
 def router_port(wanted: int) -> int:
     """Return `wanted`, or a free port for 0. Raises StartError if it cannot be used."""
     try:
-        return free_ports([wanted])[0]
+        return free_port(wanted)
     except (OSError, OverflowError) as error:
         raise StartError(f"port {wanted} cannot be used ({error}); choose another one with --port") from error

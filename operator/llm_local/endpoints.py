@@ -34,7 +34,7 @@ class Endpoints:
     file: Path
     pods: Sequence[Pod]
     engines: Sequence[Engine]
-    # By the URL of an engine that has started.
+    # By the address of an engine that has started.
     adapters: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def write(self) -> None:
@@ -48,11 +48,11 @@ class Endpoints:
         if not engine.pod.adapters.adapters:
             return
         try:
-            async with session.get(f"{engine.url}/v1/models") as answer:
+            async with session.get("/v1/models") as answer:
                 listed = msgspec.json.decode(await answer.read(), type=ModelList).data
         except (aiohttp.ClientError, OSError, ValueError):
             listed = ()
-        self.adapters[engine.url] = frozenset(card.id for card in listed if card.parent is not None)
+        self.adapters[engine.address] = frozenset(card.id for card in listed if card.parent is not None)
         self.write()
 
     def content(self) -> EndpointsFile:
@@ -65,7 +65,7 @@ class Endpoints:
                     served_names=pod.deployment.served_names,
                     policy=pod.deployment.spec.routing.policy,
                     created=datetime.fromtimestamp(index, UTC),
-                    endpoints=tuple(engine.url for engine in self.engines_of(pod)),
+                    endpoints=tuple(engine.address for engine in self.engines_of(pod)),
                     adapters=tuple(self.adapter(each.name, pod) for each in pod.adapters.adapters),
                 )
                 for index, pod in enumerate(self.pods)
@@ -76,8 +76,8 @@ class Endpoints:
         return [engine for engine in self.engines if engine.pod is pod]
 
     def adapter(self, name: str, pod: Pod) -> FileAdapter:
-        started = [engine for engine in self.engines_of(pod) if engine.url in self.adapters]
-        serving = [engine for engine in started if name in self.adapters[engine.url]]
+        started = [engine for engine in self.engines_of(pod) if engine.address in self.adapters]
+        serving = [engine for engine in started if name in self.adapters[engine.address]]
         failed = [engine.program.name for engine in started if engine not in serving]
         error = f"{', '.join(failed)} could not load it, and logged why" if failed else None
-        return FileAdapter(name, tuple(engine.url for engine in serving), error)
+        return FileAdapter(name, tuple(engine.address for engine in serving), error)

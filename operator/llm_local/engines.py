@@ -1,4 +1,4 @@
-"""The programs that planned pods become: each with its port, its GPUs and its share of the cores."""
+"""The programs that planned pods become: each with its socket, its GPUs and its share of the cores."""
 
 import itertools
 import os
@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import aiohttp
 import msgspec
 
 from engine_server.contract.python_module import module_command
+from engine_server.contract.unix_socket import address_of, path_of
 from llm_local import machine, replica
 from llm_local.processes import Program, StartError, say
-from llm_local.replica import HOST, Fetch, Pod
+from llm_local.replica import Fetch, Pod
 
 # Returns the command line that runs `fairlead` with these arguments.
 Command = Callable[[Sequence[str]], tuple[str, ...]]
@@ -22,29 +24,43 @@ def fairlead(arguments: Sequence[str]) -> tuple[str, ...]:
 
 
 class Engine(NamedTuple):
-    """One replica of a pod, with the address at which it will listen."""
+    """One replica of a pod, with the address at which it will listen: unix:/PATH."""
 
     pod: Pod
-    url: str
+    address: str
     program: Program
+
+    def session(self, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientSession:
+        """Return a session whose requests, to http://localhost, reach this engine."""
+        return aiohttp.ClientSession(
+            "http://localhost", connector=aiohttp.UnixConnector(path_of(self.address)), timeout=timeout
+        )
 
 
 def engines(
     pods: Sequence[Pod], models: dict[Fetch, str], gpus: Sequence[str], command: Command, folder: Path
 ) -> Iterator[Engine]:
-    """Yield every replica. Cores are divided evenly, and each GPU is assigned once; `folder` gets lists of adapters."""
+    """Yield every replica. Cores are divided evenly, and each GPU is assigned once.
+
+    `folder` gets lists of adapters, and the engines' sockets: nobody else may enter it. Raises StartError if its path
+    is too long for a socket's.
+    """
     listed = [(pod, index) for pod in pods for index in range(pod.replicas)]
     threads = max(1, machine.cores() // max(1, len(listed)))
     free = iter(gpus)
-    for (pod, index), port in zip(listed, machine.free_ports([0] * len(listed)), strict=True):
+    for number, (pod, index) in enumerate(listed):
         model = models[pod.fetch] if pod.fetch else None
         assigned = list(itertools.islice(free, pod.gpus))
-        adapters_file = folder / f"adapters-{port}.json"
+        socket, adapters_file = folder / f"engine-{number}.sock", folder / f"adapters-{number}.json"
+        try:
+            address = address_of(str(socket))
+        except ValueError as error:
+            raise StartError(f"{error}; choose another folder for temporary files with TMPDIR") from None
         adapters_file.write_bytes(msgspec.json.encode(pod.adapters))
-        arguments = replica.arguments(pod, port, model, assigned, adapters_file)
+        arguments = replica.arguments(pod, socket, model, assigned, adapters_file)
         environment = replica.environment(pod, threads, assigned)
         program = Program(f"{pod.label}-{index}", command(arguments), environment, pod.grace)
-        yield Engine(pod, f"http://{HOST}:{port}", program)
+        yield Engine(pod, address, program)
 
 
 def available_gpus(pods: Sequence[Pod]) -> list[str]:

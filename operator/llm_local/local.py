@@ -15,12 +15,13 @@ import aiohttp
 from engine_server.contract.drain import termination_grace
 from llm_local.endpoints import Endpoints
 from llm_local.engines import Command, Engine, available_gpus, engines
+from llm_local.machine import HOST
 from llm_local.processes import Program, StartError, forward_to_stderr, running, say, seconds_text
-from llm_local.replica import HOST, Fetch, Pod
+from llm_local.replica import Fetch, Pod
 from llm_local.supervise import supervise
 
 POLL_SECONDS = 0.1
-PROBE_SECONDS = 5
+PROBE_TIMEOUT = aiohttp.ClientTimeout(total=5)
 # Answers of a server that is not ready yet, or of a router that has no replica.
 NOT_READY = (404, 502, 503)
 
@@ -68,13 +69,11 @@ async def serve(pods: Sequence[Pod], port: int, command: Command, hurry: asyncio
         )
         router = Program("router", command(arguments), grace=termination_grace(drain))
         say(f"starting {len(replicas)} engines and the router")
-        timeout = aiohttp.ClientTimeout(total=PROBE_SECONDS)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
+        async with aiohttp.ClientSession(timeout=PROBE_TIMEOUT) as session:
             try:
                 async with asyncio.TaskGroup() as group:
                     programs = [
-                        (engine.program, partial(wait_for_engine, session, engine, endpoints))
-                        for engine in replicas
+                        (engine.program, partial(wait_for_engine, engine, endpoints)) for engine in replicas
                     ]
                     programs += [(router, partial(wait_for_answer, session, "GET", f"{address}/health"))]
                     ready = [asyncio.Event() for _ in programs]
@@ -122,10 +121,11 @@ async def wait_for_answer(session: aiohttp.ClientSession, method: str, url: str,
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def wait_for_engine(session: aiohttp.ClientSession, engine: Engine, endpoints: Endpoints) -> None:
+async def wait_for_engine(engine: Engine, endpoints: Endpoints) -> None:
     """Wait until an engine is ready, and record its adapters for the router."""
-    await wait_for_answer(session, "GET", f"{engine.url}/ready")
-    await endpoints.record(session, engine)
+    async with engine.session(PROBE_TIMEOUT) as session:
+        await wait_for_answer(session, "GET", "/ready")
+        await endpoints.record(session, engine)
 
 
 async def wait_for_routes(session: aiohttp.ClientSession, address: str, pods: Sequence[Pod]) -> None:

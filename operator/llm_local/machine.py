@@ -5,10 +5,8 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable
-from contextlib import ExitStack
 
-from llm_local.replica import HOST
+HOST = "127.0.0.1"
 
 
 def cores() -> int:
@@ -25,8 +23,8 @@ def visible_gpus(chosen: str | None) -> list[str]:
     return [str(index) for index, line in enumerate(listed.splitlines()) if line.startswith("GPU ")]
 
 
-def free_ports(wanted: Iterable[int]) -> list[int]:
-    """Return the wanted ports, with a free one in place of each 0. Raises OSError if a port is in use."""
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.create_server((HOST, port))) for port in wanted]
-        return [each.getsockname()[1] for each in sockets]
+def free_port(wanted: int) -> int:
+    """Return `wanted`, or a free port for 0. Raises OSError if it is in use."""
+    with socket.create_server((HOST, wanted)) as listener:
+        port: int = listener.getsockname()[1]
+        return port

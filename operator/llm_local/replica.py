@@ -1,4 +1,4 @@
-"""A planned engine pod as a local process: the same arguments, but for its port, its paths and its threads."""
+"""A planned engine pod as a local process: the same arguments, but for its socket, its paths and its threads."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ from engine_server.contract.adapters import WantedAdapter, WantedAdapters
 from engine_server.contract.api import DEFAULT_NAMESPACE
 from engine_server.contract.model_uri import VolumeClaim, parse
 
-HOST = "127.0.0.1"
 THREADS = "OMP_NUM_THREADS"
 GPUS = "CUDA_VISIBLE_DEVICES"
+HOST_FLAG = "--host="
 # The flag that splits a model over GPUs; left out where there are none.
 SHARDING = "--tensor-parallel-size="
 
@@ -111,16 +111,16 @@ def value(variable: dict[str, Any]) -> str:
 
 
 def arguments(
-    pod: Pod, port: int, model: str | None, gpus: Sequence[str], adapters_file: Path
+    pod: Pod, socket: Path, model: str | None, gpus: Sequence[str], adapters_file: Path
 ) -> tuple[str, ...]:
-    """Return the container's arguments with the loopback address, `port`, and the folder `model`, if any.
+    """Return the container's arguments with a Unix socket to listen on, and the folder `model`, if any.
 
     There is no admin API: the adapters stay as they are in `adapters_file`.
     """
-    local = {"--host=0.0.0.0": f"--host={HOST}", f"--port={labels.ENGINE_PORT}": f"--port={port}"}
+    local = {f"--port={labels.ENGINE_PORT}": f"--uds={socket}"}
     if model is not None:
         local[MODEL_FOLDER] = model
-    left_out = () if gpus else (SHARDING,)
+    left_out = (HOST_FLAG,) if gpus else (HOST_FLAG, SHARDING)
     kept = [
         f"{FILE_FLAG}{adapters_file}" if argument.startswith(FILE_FLAG) else argument
         for argument in pod.arguments

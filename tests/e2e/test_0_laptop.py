@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import openai
 import psutil
@@ -81,6 +82,11 @@ def cores(family: list[psutil.Process]) -> list[psutil.Process]:
     return found
 
 
+def listening(process: psutil.Process) -> list[Any]:
+    """Return the TCP sockets on which a process listens."""
+    return [each for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
+
+
 def has_ended(process: psutil.Process) -> bool:
     """Return True also for a process whose parent has not collected its exit code, which nobody may ever do."""
     try:
@@ -111,6 +117,8 @@ def test_replicas_answer_restart_after_a_kill_and_end_with_the_command(up: Calla
         assert (answer.model, answer.choices[0].finish_reason) == (name, "length")
 
     assert len(cores(running.family())) == 2
+    ports = {each.laddr.port for process in running.family() for each in listening(process)}
+    assert len(ports) == 2  # the router's, and that of its metrics
     cores(running.family())[0].kill()
     running.until(lambda lines: any("ended with exit code" in line for line in lines))
 

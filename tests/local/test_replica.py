@@ -12,9 +12,10 @@ from llm_operator.plan.plan import plan
 from llm_operator.settings import Settings
 
 NO_FILE = Path("/nowhere/adapters.json")
+SOCKET = Path("/nowhere/engine-0.sock")
 
 
-def test_arguments_differ_from_the_planned_container_in_port_host_and_model(manifest: Any) -> None:
+def test_arguments_differ_from_the_planned_container_in_socket_and_model(manifest: Any) -> None:
     document = manifest(
         replicas=3,
         engine={
@@ -30,15 +31,10 @@ def test_arguments_differ_from_the_planned_container_in_port_host_and_model(mani
     template = goal.apply[workload_key("tiny")]["spec"]["template"]
     container = template["spec"]["containers"][0]
     pod = replica.pod(deployment)
-    ours = replica.arguments(pod, 1234, "/here", ["0", "1"], NO_FILE)
-    different = [
-        (planned, here) for planned, here in zip(container["args"], ours, strict=True) if planned != here
-    ]
-    assert different == [
-        ("/models/model", "/here"),
-        ("--host=0.0.0.0", "--host=127.0.0.1"),
-        ("--port=8000", "--port=1234"),
-    ]
+    ours = replica.arguments(pod, SOCKET, "/here", ["0", "1"], NO_FILE)
+    on_a_port = [argument for argument in container["args"] if argument != "--host=0.0.0.0"]
+    different = [(planned, here) for planned, here in zip(on_a_port, ours, strict=True) if planned != here]
+    assert different == [("/models/model", "/here"), ("--port=8000", f"--uds={SOCKET}")]
     assert replica.environment(pod, 2, ["0"]) == {
         "A": "b",
         "OMP_NUM_THREADS": "2",
@@ -56,8 +52,8 @@ def test_without_gpus_the_model_is_not_split_over_gpus(manifest: Any) -> None:
         "--port=8000",
         "/models/model",
     }
-    ours = set(replica.arguments(pod, 1, "/here", [], NO_FILE))
-    assert ours == without | {"--host=127.0.0.1", "--port=1", "/here"}
+    ours = set(replica.arguments(pod, SOCKET, "/here", [], NO_FILE))
+    assert ours == without | {f"--uds={SOCKET}", "/here"}
 
 
 def test_a_local_folder_is_served_in_place(manifest: Any, tmp_path: Path) -> None:
@@ -65,7 +61,7 @@ def test_a_local_folder_is_served_in_place(manifest: Any, tmp_path: Path) -> Non
     document["spec"]["model"]["uri"] = str(tmp_path)
     pod = replica.pod(parse(document))
     assert pod.fetch is None
-    assert replica.arguments(pod, 1, None, [], NO_FILE)[1] == str(tmp_path)
+    assert replica.arguments(pod, SOCKET, None, [], NO_FILE)[1] == str(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +91,9 @@ def test_a_profile_of_a_cluster_is_left_out(manifest: Any) -> None:
 def test_adapters_are_in_a_file_and_there_is_no_admin_api(manifest: Any) -> None:
     document = manifest(adapters=[{"name": "french", "uri": "./french"}])
 
-    arguments = replica.arguments(replica.pod(parse(document)), 1, "/here", [], Path("/run/adapters.json"))
+    arguments = replica.arguments(
+        replica.pod(parse(document)), SOCKET, "/here", [], Path("/run/adapters.json")
+    )
 
     assert {"--enable-lora", "--adapters-file=/run/adapters.json"} <= set(arguments)
     assert not any("admin" in argument or "key" in argument for argument in arguments)

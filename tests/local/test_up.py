@@ -6,8 +6,10 @@ import os
 import queue
 import signal
 import socket
+import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -24,7 +26,7 @@ PATIENCE = 60
 # Replaces `fairlead`: fetch prints a folder; engine and router answer 200 to every request, and print their pid.
 # An engine with --fail ends with 7, and one with --stubborn ignores SIGTERM; each has a child, as a real engine has.
 PROGRAM = """
-import http.server, json, os, signal, subprocess, sys
+import http.server, json, os, signal, socketserver, subprocess, sys
 name, *rest = sys.argv[1:]
 if name == "fetch":
     print("looking", os.environ.get("MARK", "without a mark"), file=sys.stderr)
@@ -34,9 +36,9 @@ if "--fail" in rest:
     sys.exit(7)
 if "--stubborn" in rest:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-port = next(int(a.split("=")[1]) for a in rest if a.startswith("--port="))
+values = dict(argument.partition("=")[::2] for argument in rest)
 if name == "router":
-    file = next(a.split("=")[1] for a in rest if a.startswith("--endpoints-file="))
+    file = values["--endpoints-file"]
     print(json.dumps(json.load(open(file))), flush=True)
 child = subprocess.Popen(["sleep", "1000"])
 listed = b""
@@ -52,7 +54,12 @@ class Answer(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
     do_POST = do_GET
     def log_message(self, *_): pass
-server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Answer)
+if name == "router":
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", int(values["--port"])), Answer)
+else:
+    if os.path.exists(values["--uds"]):  # of an engine that was killed
+        os.unlink(values["--uds"])
+    server = socketserver.ThreadingUnixStreamServer(values["--uds"], Answer)
 environment = {name: os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MARK")}
 print(json.dumps({"pid": os.getpid(), "child": child.pid, "arguments": rest, **environment}), flush=True)
 server.serve_forever()
@@ -199,6 +206,7 @@ def test_starts_replicas_and_router_and_ends_them_all_on_a_signal(
     assert "stopped" in running.rest()
     assert running.process.wait(PATIENCE) == 0
     assert gone(reports)
+    assert not any(path.parent.exists() for path in sockets(running))
 
 
 def test_the_endpoints_file_has_every_deployment(stack: Up) -> None:
@@ -212,10 +220,30 @@ def test_the_endpoints_file_has_every_deployment(stack: Up) -> None:
     )
     assert (other["servedNames"], other["policy"]) == (["a", "b"], "round_robin")
     assert first["created"] < other["created"] < cpu["created"]
-    ports = [url.rsplit(":", 1)[1] for each in (first, other, cpu) for url in each["endpoints"]]
-    arguments = [report["arguments"] for name, report in stack.reports().items() if name != "router"]
-    listening = [word for words in arguments for word in words if word.startswith("--port=")]  # type: ignore[attr-defined]
-    assert sorted(f"--port={port}" for port in ports) == sorted(listening)
+    listed = [
+        Path(address.removeprefix("unix:")) for each in (first, other, cpu) for address in each["endpoints"]
+    ]
+    assert sorted(listed) == sorted(sockets(stack))
+
+
+def sockets(running: Up) -> list[Path]:
+    """Return the sockets of the engines that reported themselves."""
+    arguments = [report["arguments"] for name, report in running.reports().items() if name != "router"]
+    return [
+        Path(word.removeprefix("--uds="))
+        for words in arguments
+        for word in words  # type: ignore[attr-defined]
+        if word.startswith("--uds=")
+    ]
+
+
+def test_engines_listen_where_no_other_user_can_reach_them(stack: Up) -> None:
+    listening = sockets(stack)
+    assert len(listening) == 4 and all(path.is_socket() for path in listening)
+    assert {stat.S_IMODE(path.parent.stat().st_mode) for path in listening} == {0o700}
+
+    pids = [report["pid"] for name, report in stack.reports().items() if name != "router"]
+    assert [psutil.Process(pid).net_connections("inet") for pid in pids] == [[]] * 4  # type: ignore[arg-type]
 
 
 def test_the_endpoints_file_has_the_engines_that_serve_each_adapter(stack: Up) -> None:
@@ -248,7 +276,7 @@ def test_the_router_drains_as_long_as_the_slowest_engine(stack: Up) -> None:
     assert "--drain-timeout=300" in stack.reports()["router"]["arguments"]  # type: ignore[operator]
 
 
-def test_restarts_a_killed_engine_on_its_port(up: Callable[..., Up], manifest: Any) -> None:
+def test_restarts_a_killed_engine_on_its_socket(up: Callable[..., Up], manifest: Any) -> None:
     running = up(manifest(replicas=1))
     ready(running)
     first = running.reports()["tiny-0"]
@@ -325,3 +353,21 @@ def test_reports_a_port_in_use_before_anything_starts(
         port = taken.getsockname()[1]
         assert command.main([str(file), f"--port={port}"]) == 1
     assert f"port {port} cannot be used" in capfd.readouterr().err
+
+
+def test_a_folder_whose_path_is_too_long_for_sockets_is_refused(
+    manifest: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    file = tmp_path / "file.yaml"
+    document = manifest()
+    document["spec"]["model"]["uri"] = str(tmp_path)
+    file.write_text(json.dumps(document))
+
+    assert command.main([str(file), "--port=0"]) == 1
+
+    said = capfd.readouterr().err
+    assert "fairlead up: the path of a Unix socket has at most" in said
+    assert "choose another folder for temporary files with TMPDIR" in said

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -15,7 +16,7 @@ from waiting import until_async
 from engine_server.router.callers.callers import Callers
 from engine_server.router.http.limits import Limits
 from engine_server.router.requests.hold.hold import HoldSettings
-from engine_server.router.routing.endpoint import Address
+from engine_server.router.routing.endpoint import parse_engine_address
 from engine_server.router.server import Server, Settings
 from engine_server.router.sources.flags import deployments_from_flags
 
@@ -47,6 +48,8 @@ class Engine:
     # Accepts connections and answers no probe, as a stopped process does.
     mute: bool = False
     port: int = 0
+    # Listened on in place of the port.
+    socket: Path | None = None
     received: list[Received] = field(default_factory=list)
     connections: int = 0
     probes: int = 0
@@ -57,9 +60,12 @@ class Engine:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://127.0.0.1:{self.port}" if self.socket is None else f"unix:{self.socket}"
 
     async def start(self) -> "Engine":
+        if self.socket is not None:
+            self.server = await asyncio.start_unix_server(self.serve, self.socket, limit=2**26)
+            return self
         self.server = await asyncio.start_server(self.serve, "127.0.0.1", self.port, limit=2**26)
         self.port = self.server.sockets[0].getsockname()[1]
         return self
@@ -129,8 +135,8 @@ async def answer(engine: Engine, request: Received, writer: asyncio.StreamWriter
 async def start_engine() -> AsyncIterator[Callable[..., Awaitable[Engine]]]:
     engines: list[Engine] = []
 
-    async def start(behave=answer, *, ready: bool = True) -> Engine:
-        engine = await Engine(behave, ready).start()
+    async def start(behave=answer, *, ready: bool = True, socket: Path | None = None) -> Engine:
+        engine = await Engine(behave, ready, socket=socket).start()
         engines.append(engine)
         return engine
 
@@ -197,7 +203,9 @@ async def start_router(eventually) -> AsyncIterator[Callable[..., Awaitable[Rout
             **settings,
         ) -> Router:
             models = models or {}
-            flags = [([m], Address.parse(engine.url)) for m, engines in models.items() for engine in engines]
+            flags = [
+                ([m], parse_engine_address(engine.url)) for m, engines in models.items() for engine in engines
+            ]
             server = Server(
                 Settings(
                     host="127.0.0.1",
@@ -228,7 +236,7 @@ async def start_router(eventually) -> AsyncIterator[Callable[..., Awaitable[Rout
 
             router = Router(*await ports, server, session)
             stack.push_async_callback(stop)
-            expected = len({engine.port for engines in models.values() for engine in engines if engine.ready})
+            expected = len({engine.url for engines in models.values() for engine in engines if engine.ready})
             live = r"fairlead_router_endpoint_live\{.*\}"
 
             async def all_live() -> bool:

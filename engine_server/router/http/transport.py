@@ -21,7 +21,7 @@ def configure_transport(transport: asyncio.Transport) -> None:
     transport.set_write_buffer_limits(0)
     sock = transport.get_extra_info("socket")
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if sys.platform == "linux":
+    if is_tcp(sock):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_SECONDS)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_SECONDS)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
@@ -29,9 +29,14 @@ def configure_transport(transport: asyncio.Transport) -> None:
 
 def limit_unacknowledged_time(transport: asyncio.Transport) -> None:
     """Close the connection if the peer acknowledges nothing for 30 s."""
-    if sys.platform == "linux":
-        sock = transport.get_extra_info("socket")
+    sock = transport.get_extra_info("socket")
+    if is_tcp(sock):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MILLISECONDS)
+
+
+def is_tcp(sock: socket.socket) -> bool:
+    """Return True for a socket that has Linux's options of TCP."""
+    return sys.platform == "linux" and sock.family != socket.AF_UNIX
 
 
 def unacknowledged_bytes(transport: asyncio.Transport) -> int:

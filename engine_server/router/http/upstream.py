@@ -12,7 +12,7 @@ from engine_server.router.http.forwarded_fields import ANSWER_FIELDS, ForwardedF
 from engine_server.router.http.limits import Limits
 from engine_server.router.http.transport import configure_transport, limit_unacknowledged_time
 from engine_server.router.http.wire import Fields, Message
-from engine_server.router.routing.endpoint import Address, Endpoint
+from engine_server.router.routing.endpoint import Endpoint, EngineAddress
 
 # Connects to a pod that is gone are not refused for a while but get no answer at all.
 CONNECT_TIMEOUT_SECONDS = 1.0
@@ -169,7 +169,7 @@ class EngineConnection(asyncio.Protocol):
 class Pool:
     """Idle connections to one endpoint. The one used last is reused first, so that the engine can close the others."""
 
-    def __init__(self, address: Address, forwarded: ForwardedFields = ANSWER_FIELDS) -> None:
+    def __init__(self, address: EngineAddress, forwarded: ForwardedFields = ANSWER_FIELDS) -> None:
         self._address = address
         self._forwarded = forwarded
         self._idle: list[EngineConnection] = []
@@ -215,14 +215,13 @@ class Pool:
             connection.transport.close()
 
     async def _connect(self) -> EngineConnection:
-        loop = asyncio.get_running_loop()
-        opening = loop.create_task(loop.create_connection(self._new_connection, *self._address))
+        connecting = self._address.connect(self._new_connection)
+        opening = asyncio.get_running_loop().create_task(connecting)
         try:
             for _ in range(TIMEOUT_PARTS):
                 await asyncio.wait([opening], timeout=CONNECT_TIMEOUT_SECONDS / TIMEOUT_PARTS)
                 if opening.done():
-                    _, connection = opening.result()
-                    return connection
+                    return opening.result()
         finally:
             opening.cancel()
         raise TimeoutError

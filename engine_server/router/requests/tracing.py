@@ -68,8 +68,7 @@ class Trace:
             self._attempt.set_status(Status(StatusCode.ERROR))
         self._end_attempt()
         self._attempt = self._tracing.span("attempt", SpanKind.CLIENT, self._span)
-        self._attempt.set_attribute("server.address", endpoint.address.host)
-        self._attempt.set_attribute("server.port", endpoint.address.port)
+        self._attempt.set_attributes(endpoint.address.attributes())
 
     def inject(self, request: Request) -> None:
         """Name the attempt's span as the parent of the engine's in the request, instead of the client's span."""

@@ -9,7 +9,7 @@ from engine_server.contract.api import Key
 from engine_server.contract.headers import ADAPTER, DEPLOYMENT, REPORT_TOKENS
 from engine_server.contract.served_names import NameClaim
 from engine_server.router.obstacle import UNKNOWN, Obstacle
-from engine_server.router.routing.endpoint import Address, Endpoint
+from engine_server.router.routing.endpoint import Endpoint, EngineAddress
 from engine_server.router.routing.name_table import NameTable
 from engine_server.router.routing.policies.policy import Policy
 from engine_server.router.routing.policies.registry import POLICIES
@@ -33,7 +33,7 @@ class Adapter:
 
     name: str
     # The engines that have it: some of the deployment's.
-    addresses: tuple[Address, ...] = ()
+    addresses: tuple[EngineAddress, ...] = ()
     # Identifies its content; empty if the source does not know.
     hash: str = ""
     # Why no engine can serve it, for the log; empty while one does, or may do soon.
@@ -46,7 +46,7 @@ class Deployment:
 
     key: Key
     served_names: tuple[str, ...]
-    addresses: tuple[Address, ...] = ()
+    addresses: tuple[EngineAddress, ...] = ()
     # Seconds since the epoch: the oldest holder keeps a contested name.
     created: float = 0.0
     # The router's default if it is None or unknown.
@@ -203,7 +203,7 @@ class Directory:
         new = POLICIES.get(deployment.policy or self._default_policy, POLICIES[self._default_policy])
         return new(endpoints)
 
-    def _new_endpoint(self, deployment: Deployment, address: Address) -> Endpoint:
+    def _new_endpoint(self, deployment: Deployment, address: EngineAddress) -> Endpoint:
         endpoint = Endpoint(deployment.key, address)
         self._on_added(endpoint, deployment.vouched)
         return endpoint

@@ -1,12 +1,15 @@
 """Addresses of engines, and the endpoints that requests are sent to."""
 
+import asyncio
 import re
+from collections.abc import Callable
 from time import perf_counter
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeVar
 from urllib.parse import urlsplit
 
 from engine_server.contract.api import Key
 from engine_server.contract.authority import authority
+from engine_server.contract.unix_socket import SCHEME, path_of
 
 # Counts have at most nine digits, and the share is 0 to 1. Further pairs may follow.
 LOAD_FIELD = re.compile(
@@ -22,9 +25,12 @@ REPORT_SECONDS = 1.0
 RAMP_SECONDS = 10.0
 LEAST_SHARE = 0.1
 
+ProtocolT = TypeVar("ProtocolT", bound=asyncio.BaseProtocol)
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
 
 class Address(NamedTuple):
-    """Host and port of an engine."""
+    """Host and port of an engine, or of another router."""
 
     host: str
     port: int
@@ -39,6 +45,57 @@ class Address(NamedTuple):
         if parts.scheme != "http" or not parts.hostname or parts.path not in ("", "/") or parts.query:
             raise ValueError(f"an endpoint is http://HOST:PORT, not {url!r}")
         return cls(parts.hostname, parts.port or 80)
+
+    async def connect(self, protocol: Callable[[], ProtocolT]) -> ProtocolT:
+        """Return the protocol of a new connection. Raises OSError."""
+        return (await asyncio.get_running_loop().create_connection(protocol, self.host, self.port))[1]
+
+    async def open_streams(self) -> Streams:
+        """Return the streams of a new connection. Raises OSError."""
+        return await asyncio.open_connection(self.host, self.port)
+
+    def attributes(self) -> dict[str, str | int]:
+        """Return the address as attributes of a span."""
+        return {"server.address": self.host, "server.port": self.port}
+
+
+class SocketPath(NamedTuple):
+    """Path of the Unix socket on which an engine of this machine listens."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"{SCHEME}{self.path}"
+
+    @classmethod
+    def parse(cls, address: str) -> Self:
+        """Return the path in unix:/PATH. Raises ValueError for anything else."""
+        return cls(path_of(address))
+
+    async def connect(self, protocol: Callable[[], ProtocolT]) -> ProtocolT:
+        """Return the protocol of a new connection. Raises OSError."""
+        return (await asyncio.get_running_loop().create_unix_connection(protocol, self.path))[1]
+
+    async def open_streams(self) -> Streams:
+        """Return the streams of a new connection. Raises OSError."""
+        return await asyncio.open_unix_connection(self.path)
+
+    def attributes(self) -> dict[str, str | int]:
+        """Return the address as attributes of a span."""
+        return {"server.address": self.path}
+
+
+EngineAddress = Address | SocketPath
+
+
+def parse_engine_address(text: str) -> EngineAddress:
+    """Return the address in http://HOST[:PORT] or unix:/PATH. Raises ValueError for anything else."""
+    if text.startswith(SCHEME):
+        return SocketPath.parse(text)
+    try:
+        return Address.parse(text)
+    except ValueError:
+        raise ValueError(f"an endpoint is http://HOST:PORT or {SCHEME}/PATH, not {text!r}") from None
 
 
 class ReportedLoad(NamedTuple):
@@ -87,7 +144,7 @@ class Endpoint:
         "reported_load",
     )
 
-    def __init__(self, deployment: Key, address: Address) -> None:
+    def __init__(self, deployment: Key, address: EngineAddress) -> None:
         self.deployment = deployment
         self.address = address
         # Requests that were sent to it and have not ended.

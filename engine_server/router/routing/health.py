@@ -10,7 +10,7 @@ from random import uniform
 from time import perf_counter
 
 from engine_server.contract.api import Key
-from engine_server.router.routing.endpoint import Address, Endpoint
+from engine_server.router.routing.endpoint import Endpoint, EngineAddress
 
 log = logging.getLogger(__name__)
 
@@ -177,12 +177,12 @@ def jittered(interval: float) -> float:
     return interval * uniform(1.0 - JITTER, 1.0 + JITTER)
 
 
-async def probe(address: Address, seconds: float) -> int | None:
+async def probe(address: EngineAddress, seconds: float) -> int | None:
     """Return the status of `GET /ready`, or None if there is no HTTP answer in so many seconds."""
     writer = None
     try:
         async with asyncio.timeout(seconds):
-            reader, writer = await asyncio.open_connection(address.host, address.port)
+            reader, writer = await address.open_streams()
             writer.write(b"GET /ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             version, status, *_ = (await reader.readline()).split(b" ")
             return int(status) if version.startswith(b"HTTP/") else None

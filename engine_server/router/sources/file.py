@@ -9,18 +9,18 @@ from engine_server.contract.api import Key
 from engine_server.contract.endpoints_file import EndpointsFile, FileAdapter, FileDeployment
 from engine_server.router.metrics import WatchState
 from engine_server.router.routing.directory import Adapter, Deployment, Directory
-from engine_server.router.routing.endpoint import Address
+from engine_server.router.routing.endpoint import parse_engine_address
 from engine_server.router.watched_file import POLL_SECONDS, WatchedFile
 
 log = logging.getLogger(__name__)
 
 
 def to_deployment(entry: FileDeployment) -> Deployment:
-    """Return an entry of the endpoints file as a deployment. Raises ValueError for a URL that is no endpoint."""
+    """Return an entry of the endpoints file as a deployment. Raises ValueError for an address of another form."""
     return Deployment(
         Key(entry.namespace, entry.name),
         entry.served_names or (entry.name,),
-        tuple(Address.parse(url) for url in entry.endpoints),
+        tuple(parse_engine_address(url) for url in entry.endpoints),
         entry.created.timestamp() if entry.created else 0.0,
         entry.policy,
         known_to_engines=True,
@@ -29,8 +29,8 @@ def to_deployment(entry: FileDeployment) -> Deployment:
 
 
 def to_adapter(entry: FileAdapter) -> Adapter:
-    """Return an adapter of the endpoints file. Raises ValueError for a URL that is no endpoint."""
-    addresses = tuple(Address.parse(url) for url in entry.endpoints)
+    """Return an adapter of the endpoints file. Raises ValueError for an address of another form."""
+    addresses = tuple(parse_engine_address(url) for url in entry.endpoints)
     return Adapter(entry.name, addresses, error="" if addresses else entry.error or "")
 
 

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 
 from engine_server.contract.api import DEFAULT_NAMESPACE, Key
 from engine_server.router.routing.directory import Deployment
-from engine_server.router.routing.endpoint import Address
+from engine_server.router.routing.endpoint import EngineAddress, parse_engine_address
 
-NamedAddress = tuple[list[str], Address]
+NamedAddress = tuple[list[str], EngineAddress]
 
 
 def parse_endpoint(flag: str) -> NamedAddress:
@@ -16,14 +16,14 @@ def parse_endpoint(flag: str) -> NamedAddress:
     if not url or not all(names.split(",")):
         raise argparse.ArgumentTypeError(f"expected NAME[,NAME...]=URL, got {flag!r}")
     try:
-        return names.split(","), Address.parse(url)
+        return names.split(","), parse_engine_address(url)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def deployments_from_flags(flags: Iterable[NamedAddress]) -> list[Deployment]:
     """Return one deployment per model name, with the addresses of all flags that give the name."""
-    addresses_by_name: dict[str, list[Address]] = {}
+    addresses_by_name: dict[str, list[EngineAddress]] = {}
     for names, address in flags:
         for name in names:
             addresses_by_name.setdefault(name, []).append(address)

@@ -24,11 +24,15 @@ from engine_server.server.generation.events import (
     ChoiceDelta,
     GenerationEvent,
     GenerationFinished,
+    Prompt,
     TokenCounts,
 )
 from engine_server.server.generation.plan import AnswerIdentity
+from engine_server.server.generation.render import Renderer
 from engine_server.server.http.event_stream import OpenAIStream
 
+# The JSON arrays of `Logprobs`, in the order of its fields.
+Columns = list[bytes]
 ARRAY = msgspec.Meta(extra_json_schema={"type": "array"})
 
 
@@ -63,9 +67,9 @@ class ChoiceFields(msgspec.Struct):
 
 
 class ChunkChoice(ChoiceFields):
-    """The part of a choice that a chunk adds to it."""
+    """The part of a choice that a chunk adds to it. Those of an echoed prompt are encoded."""
 
-    logprobs: Logprobs | None = None
+    logprobs: Logprobs | EncodedLogprobs | None = None
 
 
 class Choice(ChoiceFields):
@@ -82,7 +86,7 @@ class Completion(AnswerHead, frozen=True):
     usage: CompletionUsage
 
 
-class CompletionRenderer(OpenAIStream):
+class CompletionRenderer(OpenAIStream, Renderer):
     """Renders an answer, streamed or whole.
 
     echo: each choice's text begins with its prompt. logprobs: the request asks for them.
@@ -108,16 +112,22 @@ class CompletionRenderer(OpenAIStream):
         self._encoder = ChunkEncoder(head, options)
         # Where the next token's text starts, by choice; only kept where log-probabilities are asked for.
         self._offsets: dict[int, int] = {}
+        # The encoded log-probabilities of the prompts of choices whose first chunk follows.
+        self._echoed: dict[int, list[Columns]] = {}
+
+    async def prepare(self, delta: ChoiceDelta) -> None:
+        assert delta.prompt is not None
+        if self._logprobs and (tokens := self._prompt_tokens(delta.prompt)):
+            columns, end = await encode_columns(tokens, self._options.tokens_as_ids)
+            self._echoed[delta.choice], self._offsets[delta.choice] = columns, end
 
     def event(self, event: GenerationEvent) -> bytes:
         if isinstance(event, GenerationFinished):
             return self._encoder.usage(event.counts)
         choice = ChunkChoice(event.choice, event.text)
         self._fill(choice, event)
-        if self._logprobs and (tokens := self._tokens(event)):
-            offset = self._offsets.get(event.choice, 0)
-            choice.logprobs, end = to_logprobs(tokens, offset, self._options.tokens_as_ids)
-            self._offsets[event.choice] = end
+        if self._logprobs:
+            choice.logprobs = self._chunk_logprobs(event)
         return self._encoder.choice(choice, event.counts)
 
     async def body(self, choices: list[ChoiceDelta], counts: TokenCounts) -> bytes:
@@ -136,11 +146,23 @@ class CompletionRenderer(OpenAIStream):
     async def _whole(self, delta: ChoiceDelta) -> Choice:
         choice = Choice(delta.choice, delta.text)
         self._fill(choice, delta)
-        if self._logprobs and (tokens := self._tokens(delta)):
-            choice.logprobs = await encode_logprobs(tokens, self._options.tokens_as_ids)
-        if delta.prompt is not None:
-            choice.prompt_logprobs = await encode_prompt_logprobs(delta.prompt.logprobs)
+        prompt = delta.prompt
+        assert prompt is not None, "an answer that is not streamed has one event for each choice"
+        if self._logprobs and (tokens := self._prompt_tokens(prompt) + self._tokens(delta)):
+            columns, _ = await encode_columns(tokens, self._options.tokens_as_ids)
+            choice.logprobs = join_columns(columns)
+        choice.prompt_logprobs = await encode_prompt_logprobs(prompt.logprobs)
         return choice
+
+    def _chunk_logprobs(self, delta: ChoiceDelta) -> Logprobs | EncodedLogprobs | None:
+        """Return the log-probabilities of a chunk's tokens, those of an echoed prompt first."""
+        logprobs = None
+        if tokens := self._tokens(delta):
+            offset = self._offsets.get(delta.choice, 0)
+            logprobs, self._offsets[delta.choice] = to_logprobs(tokens, offset, self._options.tokens_as_ids)
+        if (columns := self._echoed.pop(delta.choice, None)) is None:
+            return logprobs
+        return join_columns(columns if logprobs is None else [*columns, encoded(logprobs)])
 
     def _fill(self, choice: ChoiceFields, delta: ChoiceDelta) -> None:
         """Set the fields that whole choices and chunks share."""
@@ -153,14 +175,18 @@ class CompletionRenderer(OpenAIStream):
             if delta.prompt is not None:
                 choice.prompt_token_ids = delta.prompt.token_ids
 
+    def _prompt_tokens(self, prompt: Prompt) -> list[tuple[int, TokenLogprobs]]:
+        """Return each token of a prompt that is echoed, and its log-probabilities."""
+        if not self._echo or not prompt.logprobs:
+            return []
+        first, *others = prompt.token_ids
+        # The first token has no log-probability.
+        start = (first, {first: Logprob(0.0, None, self._token_text(first))})
+        return [start, *zip(others, filter(None, prompt.logprobs), strict=True)]
+
     def _tokens(self, delta: ChoiceDelta) -> list[tuple[int, TokenLogprobs]]:
-        """Return each new token of the text, and its log-probabilities, those of an echoed prompt first."""
+        """Return each new token of the text, and its log-probabilities."""
         tokens = []
-        if self._echo and delta.prompt is not None and delta.prompt.logprobs:
-            first, *others = delta.prompt.token_ids
-            # The prompt's first token has no log-probability.
-            tokens.append((first, {first: Logprob(0.0, None, self._token_text(first))}))
-            tokens += zip(others, filter(None, delta.prompt.logprobs), strict=True)
         if delta.logprobs is None:  # tokens of another engine, which reported them
             for token_id in delta.token_ids:
                 tokens.append((token_id, {token_id: Logprob(0.0, None, self._token_text(token_id))}))
@@ -169,12 +195,25 @@ class CompletionRenderer(OpenAIStream):
         return tokens
 
 
-async def encode_logprobs(tokens: Sequence[tuple[int, TokenLogprobs]], as_ids: bool) -> EncodedLogprobs:
-    """Return the JSON of all tokens' log-probabilities, encoded in several turns of the event loop."""
+async def encode_columns(
+    tokens: Sequence[tuple[int, TokenLogprobs]], as_ids: bool
+) -> tuple[list[Columns], int]:
+    """Return the JSON of tokens' log-probabilities in parts, one for each turn of the event loop that encoded them.
+
+    The number is where the text after them starts.
+    """
     offset, parts = 0, []
     async for part in in_turns(tokens, len(tokens[-1][1])):
         found, offset = to_logprobs(part, offset, as_ids)
-        parts.append([msgspec.json.encode(column) for column in msgspec.structs.astuple(found)])
+        parts.append(encoded(found))
+    return parts, offset
+
+
+def encoded(logprobs: Logprobs) -> Columns:
+    return [msgspec.json.encode(column) for column in msgspec.structs.astuple(logprobs)]
+
+
+def join_columns(parts: Sequence[Columns]) -> EncodedLogprobs:
     return EncodedLogprobs(*map(join_arrays, zip(*parts, strict=True)))
 
 

@@ -29,6 +29,10 @@ class Renderer(StreamFormat, Protocol):
     # Number of events so far, for APIs that number them.
     num_events: int
 
+    async def prepare(self, delta: ChoiceDelta) -> None:
+        """Encode what is long of a choice's first event, before `event`, in several turns of the event loop."""
+        return  # most renderers have nothing to prepare
+
     def event(self, event: GenerationEvent) -> bytes:
         """Return the server-sent events for `event`; b"" for none."""
 
@@ -47,17 +51,25 @@ class StreamEncoder:
         self._renderer = renderer
         self._render = TokenReports(renderer, first_report).event if first_report else renderer.event
 
-    def encode(self, events: list[Resumed | GenerationEvent]) -> bytes:
+    async def encode(self, events: list[Resumed | GenerationEvent]) -> bytes:
         """Return the bytes for events that happen together; b"" for none."""
-        return b"".join([self._event(event) for event in events])
+        rendered = []
+        for event in events:
+            if isinstance(event, Resumed):
+                await self._replay(event)
+                continue
+            if isinstance(event, ChoiceDelta) and event.prompt is not None:
+                await self._renderer.prepare(event)
+            rendered.append(self._render(event))
+        return b"".join(rendered)
 
-    def _event(self, event: Resumed | GenerationEvent) -> bytes:
-        if not isinstance(event, Resumed):
-            return self._render(event)
-        for delta in event.deltas:  # the client has these, and the renderer's state depends on them
+    async def _replay(self, resumed: Resumed) -> None:
+        """Render what the client has already, as the renderer's state depends on it."""
+        for delta in resumed.deltas:
+            if delta.prompt is not None:
+                await self._renderer.prepare(delta)
             self._renderer.event(delta)
-        self._renderer.num_events = event.num_events
-        return b""
+        self._renderer.num_events = resumed.num_events
 
 
 async def whole_answer(generation: Generation, renderer: Renderer) -> Response:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -68,7 +68,7 @@ class EventStream(Response):
     def __init__(
         self,
         events: Events[Any],
-        encode: Callable[[list[Any]], bytes],
+        encode: Callable[[list[Any]], Awaitable[bytes]],
         stream_format: StreamFormat,
         keep_alive: float,
     ) -> None:
@@ -96,7 +96,7 @@ class EventStream(Response):
         async with aclosing(self._events) as events:
             try:
                 while not events.ended:
-                    if data := self._encode(await events.next()):
+                    if data := await self._encode(await events.next()):
                         await body.write(data)
                     elif timer.is_due():
                         await body.write(KEEP_ALIVE)

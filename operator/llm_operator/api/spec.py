@@ -35,6 +35,9 @@ from llm_operator.api.sections.rollout import Rollout
 from llm_operator.api.sections.routing import Routing
 from llm_operator.api.sections.service_account import ServiceAccount
 
+# As JSON. The API server stores objects of 1.5 MB, and a plan holds its spec several times. Files, the largest part of
+# a spec, have to fit into a ConfigMap, which has at most 1 MiB. CEL can't measure an object.
+MOST_SPEC_BYTES = 1 << 20
 PROFILE_PATTERN = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 
 
@@ -173,12 +176,24 @@ def parse(manifest: object) -> LLMDeployment:
     if has_more_levels(manifest, MOST_LEVELS):
         raise SpecError("spec", f"objects and arrays are nested in more than {MOST_LEVELS} levels")
     given = without_nulls(manifest)
+    if isinstance(given, Mapping):
+        check_size(given.get("spec"))
     try:
         validation.check(given, LLMDEPLOYMENT)
     except validation.UnknownFieldError as error:
         paths = [path for path, _ in fields_of(LLMDeployment)]
         raise SpecError(error.path, error.problem + validation.suggestion(error.name, paths)) from None
     return msgspec.convert(given, LLMDeployment)
+
+
+def check_size(spec: object) -> None:
+    """Raise SpecError for a spec that is larger than any that can be planned."""
+    try:
+        size = len(msgspec.json.encode(spec))
+    except TypeError as error:  # of YAML, which has more types
+        raise SpecError("spec", f"it is not JSON: {error}") from None
+    if size > MOST_SPEC_BYTES:
+        raise SpecError("spec", f"it has {size:,} bytes as JSON; at most {MOST_SPEC_BYTES:,} are allowed")
 
 
 def without_nulls(value: object) -> object:

@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import msgspec
 import pytest
+from llm_operator.api import rules
 from llm_operator.api.schema import SpecError
-from llm_operator.api.spec import parse
+from llm_operator.api.spec import MOST_SPEC_BYTES, parse
 
 
 def test_parses_every_field(manifest: Any) -> None:
@@ -136,3 +138,32 @@ def test_refuses_a_name_that_no_service_can_have(manifest: Any, name: Any) -> No
 def test_refuses_what_is_no_llmdeployment(manifest: Any, change: dict[str, Any], field: str) -> None:
     with pytest.raises(SpecError, match=field):
         parse(manifest() | change)
+
+
+def with_labels(size: int) -> dict[str, Any]:
+    """Return a spec of so many bytes as JSON."""
+    spec = {"model": {"uri": "hf://org/name"}, "podTemplate": {"metadata": {"labels": {"a": ""}}}}
+    labels: dict[str, str] = spec["podTemplate"]["metadata"]["labels"]  # type: ignore[assignment]
+    labels["a"] = "x" * (size - len(msgspec.json.encode(spec)))
+    return spec
+
+
+def test_a_spec_that_is_too_large_is_refused_with_both_sizes(manifest: Any) -> None:
+    assert parse(manifest(**with_labels(MOST_SPEC_BYTES)))
+
+    with pytest.raises(
+        SpecError, match=r"spec: it has 1,048,577 bytes as JSON; at most 1,048,576 are allowed"
+    ):
+        parse(manifest(**with_labels(MOST_SPEC_BYTES + 1)))
+
+
+def test_files_of_the_largest_size_are_no_obstacle(manifest: Any) -> None:
+    content = "字" * (rules.MOST_FILE_CHARACTERS // 2)
+    files = [{"path": f"/etc/{name}", "content": content} for name in ("a", "b")]
+
+    assert len(parse(manifest(engine={"files": files})).spec.engine.files) == 2
+
+
+def test_values_that_only_yaml_has_are_refused(manifest: Any) -> None:
+    with pytest.raises(SpecError, match="spec: it is not JSON"):
+        parse(manifest(podTemplate={"metadata": {"labels": {True: "x"}}}))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_server.contract.api import Key
-from engine_server.router.routing.endpoint import REPORT_SECONDS, Address, Endpoint, ReportedLoad
+from engine_server.router.routing.endpoint import REPORT_SECONDS, Address, Endpoint, ReportedLoad, SocketPath
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,11 @@ def test_refuses_a_url_that_is_not_http_host_port(url):
 )
 def test_parses_a_url_and_shows_it_in_full(url, parsed, shown):
     assert Address.parse(url) == parsed and str(Address.parse(url)) == shown
+
+
+def test_spans_name_the_path_of_a_unix_socket_in_place_of_host_and_port():
+    assert SocketPath.parse("unix:/run/a.sock").attributes() == {"server.address": "/run/a.sock"}
+    assert Address("h", 1).attributes() == {"server.address": "h", "server.port": 1}
 
 
 def test_counts_the_load_of_other_routers_for_a_second_after_the_report():

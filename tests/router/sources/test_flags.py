@@ -5,7 +5,7 @@ import argparse
 import pytest
 
 from engine_server.contract.api import Key
-from engine_server.router.routing.endpoint import Address
+from engine_server.router.routing.endpoint import Address, SocketPath
 from engine_server.router.sources.flags import deployments_from_flags, parse_endpoint
 
 
@@ -18,6 +18,27 @@ def test_a_model_has_the_addresses_of_all_flags_that_name_it():
     assert first.addresses == (Address("h", 1), Address("h", 2))
     assert (second.key, second.addresses) == (Key("default", "b"), (Address("h", 1),))
     assert not first.vouched  # a probe must succeed before the first request
+
+
+def test_an_address_is_a_host_with_a_port_or_the_path_of_a_unix_socket():
+    (deployment,) = deployments_from_flags(
+        [parse_endpoint("a=http://h:1"), parse_endpoint("a=unix:/run/a.sock")]
+    )
+
+    assert deployment.addresses == (Address("h", 1), SocketPath("/run/a.sock"))
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("https://h", "an endpoint is http://HOST:PORT or unix:/PATH, not 'https://h'"),
+        ("unix:a.sock", "a Unix socket is unix:/PATH with printable characters, not 'unix:a.sock'"),
+        ("unix:/" + "x" * 107, "the path of a Unix socket has at most"),
+    ],
+)
+def test_an_address_of_another_form_is_refused_with_the_forms_that_there_are(address, message):
+    with pytest.raises(argparse.ArgumentTypeError, match=message):
+        parse_endpoint(f"a={address}")
 
 
 @pytest.mark.parametrize("flag", ["m", "=http://h", "a,=http://h", "a=", "a=https://h"])

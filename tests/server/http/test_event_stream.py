@@ -49,13 +49,16 @@ class Client:
     def __init__(self, keep_alive: float) -> None:
         self.source = Source()
         self.messages: list[Any] = []
-        response = EventStream(self.source, b"".join, OpenAIStream(), keep_alive)
+        response = EventStream(self.source, self._encode, OpenAIStream(), keep_alive)
         scope = {"type": "http", "extensions": {CHUNKS: {"write": self._write}}}
         self.task = asyncio.create_task(response(scope, self._receive, self._send))
 
     @property
     def body(self) -> bytes:
         return b"".join(message.get("body", b"") for message in self.messages)
+
+    async def _encode(self, events: list[bytes]) -> bytes:
+        return b"".join(events)
 
     async def _receive(self) -> Any:
         raise AssertionError("a response does not read")

@@ -26,6 +26,7 @@ from engine_server.server.generation.events import (
     ToolCall,
 )
 from engine_server.server.generation.plan import AnswerIdentity
+from engine_server.server.generation.render import Renderer
 from engine_server.server.http.event_stream import OpenAIStream
 
 
@@ -122,7 +123,7 @@ class ChatCompletion(AnswerHead, frozen=True):
     prompt_text: str | msgspec.UnsetType = msgspec.UNSET
 
 
-class ChatRenderer(OpenAIStream):
+class ChatRenderer(OpenAIStream, Renderer):
     """Renders an answer; a streamed one has the role, then the text, then the finish reason of each choice.
 
     openings: one for each prompt. top_logprobs: alternatives at each place of the text. prompt_text: report the text

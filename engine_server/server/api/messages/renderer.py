@@ -18,6 +18,7 @@ from engine_server.server.generation.events import (
     ToolCall,
 )
 from engine_server.server.generation.parts import join_parts
+from engine_server.server.generation.render import Renderer
 from engine_server.server.http.errors import ApiError
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
@@ -113,7 +114,7 @@ class MessageDelta(msgspec.Struct, tag_field="type", tag="message_delta"):
     usage: MessageUsage
 
 
-class MessagesRenderer:
+class MessagesRenderer(Renderer):
     """Renders an answer; a streamed one has a start, deltas and a stop for each block, in order."""
 
     end = b""

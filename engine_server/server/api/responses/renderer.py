@@ -49,6 +49,7 @@ from engine_server.server.generation.events import (
     ToolCall,
 )
 from engine_server.server.generation.parts import join_parts
+from engine_server.server.generation.render import Renderer
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 encode = msgspec.json.Encoder().encode
 
 
-class ResponseRenderer:
+class ResponseRenderer(Renderer):
     """Renders an answer; a streamed one has every item's beginning, deltas and end, in order."""
 
     end = b""
