@@ -32,7 +32,7 @@ class ApiSettings:
     enable_tokenizer_info_endpoint: bool = argument(
         False, "publish the tokenizer's settings and chat template at /tokenizer_info"
     )
-    enable_prompt_tokens_details: bool = argument(False, "report cached prompt tokens in an answer's usage")
+    enable_prompt_tokens_details: bool = argument(True, "report cached prompt tokens in an answer's usage")
     enable_force_include_usage: bool = argument(
         False, "end every stream with the usage, whether or not it is asked for"
     )

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from engine_server.contract.continuation import TokenReport
-from engine_server.contract.headers import REPORT_TOKENS
+from engine_server.contract.continuation import TokenReport, parse_stream_header
+from engine_server.contract.headers import REPORT_TOKENS, STREAM
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.sampling_params import SamplingParams
 from engine_server.server.api.caller import reported_caller
@@ -72,6 +72,7 @@ def read_request(model: LoadedModel, body: GenerationRequest, headers: Mapping[s
         caller=reported_caller(headers),
         fields=body.engine_fields,
         resume=resume,
+        resumed_cached_tokens=parse_stream_header(headers.get(STREAM, "")) if resume else None,
         report=report,
     )
 

@@ -23,7 +23,6 @@ def configured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer
     template = tmp_path_factory.mktemp("template") / "template.jinja"
     template.write_text(TEMPLATE)
     with serving(
-        "--enable-prompt-tokens-details",
         "--enable-force-include-usage",
         "--return-tokens-as-token-ids",
         "--trust-request-chat-template",
