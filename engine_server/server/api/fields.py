@@ -1,5 +1,6 @@
 """Request fields with rules that pydantic's types don't express."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -126,6 +127,25 @@ def message_text(value: object) -> str:
             )
         texts.append(part["text"])
     return "\n".join(texts)
+
+
+def call_arguments(value: object) -> dict[str, Any] | str:
+    """Return the arguments of an earlier call, which are JSON in a string, as an object.
+
+    Arguments that were cut, and others that are no object, stay text: an agent can't take back what a model wrote.
+    """
+    if not isinstance(value, str):
+        raise PydanticCustomError("arguments", "takes a string")
+    if not value.strip():
+        return {}
+    try:
+        arguments = json.loads(value)
+    except ValueError:
+        return value
+    except RecursionError:
+        raise PydanticCustomError("arguments", "is nested too deeply") from None
+    check_depth(arguments)
+    return arguments if isinstance(arguments, dict) else value
 
 
 def check_bound(bound: Bound, amount: int) -> None:

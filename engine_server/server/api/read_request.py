@@ -20,7 +20,7 @@ from engine_server.server.api.models import served_model
 from engine_server.server.generation.plan import AnswerIdentity, AnswerRequest
 from engine_server.server.generation.prompts import ChatSource, ChatTurns, PromptSource
 from engine_server.server.http.errors import ApiError, refusal
-from engine_server.server.parsers.described_tools import describe_tools, with_text_arguments
+from engine_server.server.parsers.described_tools import as_object, as_text, describe_tools, with_arguments
 
 if TYPE_CHECKING:
     from engine_server.contract.continuation import Resume
@@ -125,7 +125,9 @@ def with_tools(turns: ChatTurns, format: ModelFormat, use: ToolUse | None) -> Ch
     if not format.takes_tools:
         return replace(turns, messages=describe_tools(turns.messages, use.callable if use else None))
     if format.text_arguments:
-        turns = replace(turns, messages=with_text_arguments(turns.messages))
+        turns = replace(turns, messages=with_arguments(turns.messages, as_text))
+    elif format.object_arguments:
+        turns = replace(turns, messages=with_arguments(turns.messages, as_object))
     return replace(turns, tools=use.definitions if use else None)
 
 

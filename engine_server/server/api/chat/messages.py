@@ -1,24 +1,11 @@
 """The messages of a conversation, as clients send them and as chat templates take them."""
 
-import json
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
-from engine_server.server.api.fields import check_depth, message_text, only
-
-
-def arguments_object(text: str) -> str:
-    """Check that the arguments of a call are a JSON object."""
-    try:
-        arguments = json.loads(text)
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise PydanticCustomError("arguments", "is not the JSON text of an object")
-    check_depth(arguments)
-    return text
+from engine_server.server.api.fields import call_arguments, message_text, only
 
 
 class FunctionCall(BaseModel):
@@ -27,7 +14,7 @@ class FunctionCall(BaseModel):
     model_config = ConfigDict(strict=True)
 
     name: str
-    arguments: Annotated[str, AfterValidator(arguments_object)]
+    arguments: Annotated[dict[str, Any] | str, PlainValidator(call_arguments)]
 
 
 class ToolCall(BaseModel):
@@ -40,8 +27,8 @@ class ToolCall(BaseModel):
     function: FunctionCall
 
     def template_call(self) -> dict[str, Any]:
-        """Return the call as chat templates know it: the arguments are an object."""
-        function = {"name": self.function.name, "arguments": json.loads(self.function.arguments)}
+        """Return the call as chat templates know it."""
+        function = {"name": self.function.name, "arguments": self.function.arguments}
         call = {"type": "function", "function": function}
         return call if self.id is None else {"id": self.id, **call}
 

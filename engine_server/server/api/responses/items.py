@@ -5,11 +5,10 @@ from __future__ import annotations
 from itertools import groupby
 from typing import Annotated, Any, Literal
 
-import msgspec
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from engine_server.server.api.fields import UNSUPPORTED
+from engine_server.server.api.fields import UNSUPPORTED, call_arguments
 
 SUPPORTED_ITEMS = ("message", "function_call", "function_call_output", "reasoning")
 SUPPORTED_PARTS = ("input_text", "output_text", "refusal")
@@ -73,17 +72,6 @@ class MessageItem(BaseModel):
         return self.role == "assistant" and self.status in ("in_progress", "incomplete")
 
 
-def json_object(value: object) -> object:
-    """Return the arguments of a call, which are JSON in a string, as an object."""
-    try:
-        arguments = msgspec.json.decode(value) if isinstance(value, str) else None
-    except msgspec.DecodeError:
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise PydanticCustomError("arguments", "takes a string with a JSON object", {})
-    return arguments
-
-
 class FunctionCallItem(BaseModel):
     """A tool call of an earlier answer."""
 
@@ -92,7 +80,7 @@ class FunctionCallItem(BaseModel):
     type: Literal["function_call"]
     call_id: str
     name: str
-    arguments: Annotated[dict[str, Any], BeforeValidator(json_object)]
+    arguments: Annotated[dict[str, Any] | str, PlainValidator(call_arguments)]
 
 
 class FunctionCallOutputItem(BaseModel):
