@@ -29,6 +29,9 @@ class ApiSettings:
         type=json_object,
         metavar="JSON",
     )
+    strict_tools: bool = argument(
+        False, "refuse requests with tools of types that are not known, in place of leaving the tools out"
+    )
     enable_tokenizer_info_endpoint: bool = argument(
         False, "publish the tokenizer's settings and chat template at /tokenizer_info"
     )

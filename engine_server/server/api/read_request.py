@@ -10,12 +10,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine_server.contract.continuation import TokenReport, parse_stream_header
+from engine_server.contract.errors import ErrorCode
 from engine_server.contract.headers import REPORT_TOKENS, STREAM
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.sampling_params import SamplingParams
 from engine_server.server.api.caller import reported_caller
 from engine_server.server.api.continuation import refuse_continuation, resumed_stream
 from engine_server.server.api.deadline import deadline
+from engine_server.server.api.ignored import ignored_types
 from engine_server.server.api.models import served_model
 from engine_server.server.generation.plan import AnswerIdentity, AnswerRequest
 from engine_server.server.generation.prompts import ChatSource, ChatTurns, PromptSource
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from engine_server.server.generation.tool_use import AnswerStyle, ToolUse
     from engine_server.server.loaded_model import LoadedModel
     from engine_server.server.parsers.model_format import ModelFormat
+    from engine_server.server.settings import ApiSettings
 
 
 def read_request(model: LoadedModel, body: GenerationRequest, headers: Mapping[str, str]) -> AnswerRequest:
@@ -113,11 +116,21 @@ def prompt_source(model: LoadedModel, body: GenerationRequest, context: int) -> 
 
     context: the most tokens of prompt and answer.
     """
+    check_ignored(body, model.settings)
     source, style = body.source(model.settings, context), body.answer_style
     if model.format is None or style is None or not isinstance(source, ChatSource):
         return source
     conversations = [with_tools(turns, model.format, style.tools) for turns in source.conversations]
     return replace(source, conversations=conversations)
+
+
+def check_ignored(body: GenerationRequest, settings: ApiSettings) -> None:
+    """Log what is left out of the prompt. Raises ApiError 400 for a tool, if the server is strict about them."""
+    if settings.strict_tools and body.ignored_tools:
+        tool = body.ignored_tools[0]
+        message = f"{tool} is a tool of a type that is not supported"
+        raise ApiError(400, message, param=tool.field, code=ErrorCode.UNSUPPORTED_VALUE)
+    ignored_types.warn(part.type for part in body.ignored)
 
 
 def with_tools(turns: ChatTurns, format: ModelFormat, use: ToolUse | None) -> ChatTurns:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AfterValidator, Field
 
 from engine_server.contract import bounds
-from engine_server.server.api.chat.messages import Message
+from engine_server.server.api.chat.messages import Message, template_messages
 from engine_server.server.api.chat.template_variables import check_variables
 from engine_server.server.api.fields import only
 from engine_server.server.api.generation_request import ApiRequest
@@ -48,7 +48,7 @@ class ChatInput(ApiRequest):
         if self.add_generation_prompt is not None:
             open_answer = self.add_generation_prompt
         return ChatTurns(
-            [message.template_message() for message in self.messages or ()],
+            template_messages(self.messages or ()),
             open_answer=open_answer and not self.continue_final_message,
             continue_last=bool(self.continue_final_message),
             tools=self.tools,

@@ -1,11 +1,16 @@
 """The messages of a conversation, as clients send them and as chat templates take them."""
 
+from collections.abc import Iterable
+from itertools import takewhile
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from engine_server.server.api.fields import call_arguments, message_text, only
+
+# Roles whose turns at the beginning say how to answer.
+INSTRUCTING = ("system", "developer")
 
 
 class FunctionCall(BaseModel):
@@ -66,11 +71,8 @@ class Message(BaseModel):
         return self
 
     def template_message(self) -> dict[str, Any]:
-        """Return the message as chat templates know it; they know "developer" by its older name."""
-        message: dict[str, Any] = {
-            "role": "system" if self.role == "developer" else self.role,
-            "content": self.content,
-        }
+        """Return the message as chat templates know it, apart from its role."""
+        message: dict[str, Any] = {"role": self.role, "content": self.content}
         reasoning = self.reasoning_content if self.reasoning is None else self.reasoning
         if self.name is not None:
             message["name"] = self.name
@@ -81,3 +83,23 @@ class Message(BaseModel):
         if reasoning is not None:
             message["reasoning"] = message["reasoning_content"] = reasoning
         return message
+
+
+def template_messages(messages: Iterable[Message]) -> list[dict[str, Any]]:
+    """Return the conversation's turns."""
+    return with_known_roles([message.template_message() for message in messages])
+
+
+def with_known_roles(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a conversation without the role "developer", which few templates know.
+
+    At the beginning such turns join the system's, of which templates take one. A later one becomes a turn of the user
+    in its place: moved to the beginning, it would change the prefix of every prompt after it, which the cache has.
+    """
+    leading = list(takewhile(lambda turn: turn["role"] in INSTRUCTING, turns))
+    rest = [
+        {**turn, "role": "user"} if turn["role"] == "developer" else turn for turn in turns[len(leading) :]
+    ]
+    if all(turn["role"] == "system" for turn in leading):
+        return [*leading, *rest]
+    return [{"role": "system", "content": "\n\n".join(turn["content"] for turn in leading)}, *rest]

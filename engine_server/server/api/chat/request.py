@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 
 from engine_server.contract import bounds
 from engine_server.requests.validation import MAX_INT32
-from engine_server.server.api.chat.messages import Message
+from engine_server.server.api.chat.messages import Message, template_messages
 from engine_server.server.api.chat.template_variables import check_variables
 from engine_server.server.api.chat.tools import ToolChoice, Tools, tool_use
 from engine_server.server.api.fields import Ignored, only
@@ -128,7 +128,7 @@ class ChatFields(GenerationRequest):
         if self.documents is not None:
             variables["documents"] = self.documents
         return ChatTurns(
-            [message.template_message() for message in messages],
+            template_messages(messages),
             self.opens_answer,
             bool(self.continue_final_message),
             variables=variables,

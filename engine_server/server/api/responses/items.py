@@ -8,9 +8,18 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, PlainValidator
 from pydantic_core import PydanticCustomError
 
+from engine_server.server.api.chat.messages import with_known_roles
 from engine_server.server.api.fields import UNSUPPORTED, call_arguments
+from engine_server.server.api.responses.tools import CUSTOM_PARAMETER, template_name
 
-SUPPORTED_ITEMS = ("message", "function_call", "function_call_output", "reasoning")
+SUPPORTED_ITEMS = (
+    "message",
+    "function_call",
+    "function_call_output",
+    "custom_tool_call",
+    "custom_tool_call_output",
+    "reasoning",
+)
 SUPPORTED_PARTS = ("input_text", "output_text", "refusal")
 
 
@@ -80,15 +89,32 @@ class FunctionCallItem(BaseModel):
     type: Literal["function_call"]
     call_id: str
     name: str
+    namespace: str | None = None
     arguments: Annotated[dict[str, Any] | str, PlainValidator(call_arguments)]
 
 
-class FunctionCallOutputItem(BaseModel):
+class CustomCallItem(BaseModel):
+    """A call of a custom tool in an earlier answer."""
+
+    model_config = ConfigDict(strict=True)
+
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    namespace: str | None = None
+    input: str
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return {CUSTOM_PARAMETER: self.input}
+
+
+class CallOutputItem(BaseModel):
     """The result of a tool call."""
 
     model_config = ConfigDict(strict=True)
 
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
     output: ItemText
 
@@ -116,7 +142,10 @@ class ReasoningItem(BaseModel):
 
 
 Item = Annotated[
-    Annotated[MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem, Discriminator("type")],
+    Annotated[
+        MessageItem | FunctionCallItem | CustomCallItem | CallOutputItem | ReasoningItem,
+        Discriminator("type"),
+    ],
     BeforeValidator(supported_item),
 ]
 
@@ -130,7 +159,7 @@ Input = Annotated[list[Item], BeforeValidator(text_as_item)]
 
 
 def is_of_assistant(item: Item) -> bool:
-    return not isinstance(item, FunctionCallOutputItem) and getattr(item, "role", "assistant") == "assistant"
+    return not isinstance(item, CallOutputItem) and getattr(item, "role", "assistant") == "assistant"
 
 
 def template_messages(instructions: str | None, items: list[Item]) -> list[dict[str, Any]]:
@@ -138,19 +167,21 @@ def template_messages(instructions: str | None, items: list[Item]) -> list[dict[
     turns: list[dict[str, Any]] = []
     if instructions:
         turns.append({"role": "system", "content": instructions})
-    names = {item.call_id: item.name for item in items if isinstance(item, FunctionCallItem)}
+    names = {
+        item.call_id: template_name(item.namespace, item.name)
+        for item in items
+        if isinstance(item, FunctionCallItem | CustomCallItem)
+    }
     for of_assistant, group in groupby(items, key=is_of_assistant):
         if of_assistant:
             turns.append(assistant_turn(list(group)))
             continue
         for item in group:
-            if isinstance(item, FunctionCallOutputItem):
+            if isinstance(item, CallOutputItem):
                 turns.append(tool_turn(item, names))
             elif isinstance(item, MessageItem):
-                # Templates know "developer" by its older name.
-                role = "system" if item.role == "developer" else item.role
-                turns.append({"role": role, "content": item.content})
-    return turns
+                turns.append({"role": item.role, "content": item.content})
+    return with_known_roles(turns)
 
 
 def assistant_turn(items: list[Item]) -> dict[str, Any]:
@@ -161,8 +192,9 @@ def assistant_turn(items: list[Item]) -> dict[str, Any]:
                 texts.append(item.content)
             case ReasoningItem():
                 reasoning.append(item.text)
-            case FunctionCallItem():
-                function = {"name": item.name, "arguments": item.arguments}
+            case FunctionCallItem() | CustomCallItem():
+                name = template_name(item.namespace, item.name)
+                function = {"name": name, "arguments": item.arguments}
                 calls.append({"id": item.call_id, "type": "function", "function": function})
     turn: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
     if any(reasoning):
@@ -172,7 +204,7 @@ def assistant_turn(items: list[Item]) -> dict[str, Any]:
     return turn
 
 
-def tool_turn(item: FunctionCallOutputItem, names: dict[str, str]) -> dict[str, Any]:
+def tool_turn(item: CallOutputItem, names: dict[str, str]) -> dict[str, Any]:
     turn = {"role": "tool", "tool_call_id": item.call_id, "content": item.output}
     if item.call_id in names:
         turn["name"] = names[item.call_id]
