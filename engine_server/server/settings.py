@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from engine_server.engine.arguments.fields import argument
 from engine_server.engine.arguments.flags import json_object
@@ -28,6 +28,11 @@ class ApiSettings:
         'variables for the chat template that requests may override, as {"enable_thinking": false}',
         type=json_object,
         metavar="JSON",
+    )
+    unsupported_media: Literal["refuse", "omit"] | None = argument(
+        None,
+        "images, sounds and files that a model of text can't take: refuse them, or replace them by notes. Default: "
+        "refuse those of the user's newest turn, and replace earlier ones and those of answers and tool results",
     )
     strict_tools: bool = argument(
         False, "refuse requests with tools of types that are not known, in place of leaving the tools out"

@@ -109,26 +109,6 @@ def prompt_list(value: object) -> list[str] | list[list[int]]:
     )
 
 
-def message_text(value: object) -> str:
-    """Return the text of a message's content; text parts are joined by line ends, and null is no text."""
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise PydanticCustomError("content", "takes a string or a list of text parts")
-    texts = []
-    for number, part in enumerate(value):
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise PydanticCustomError(
-                "content",
-                "part {number} is not a text part, with a type of text and a text",
-                {"number": number},
-            )
-        texts.append(part["text"])
-    return "\n".join(texts)
-
-
 def call_arguments(value: object) -> dict[str, Any] | str:
     """Return the arguments of an earlier call, which are JSON in a string, as an object.
 

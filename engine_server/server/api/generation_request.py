@@ -21,6 +21,7 @@ from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.sampling_params import RequestOutputKind, SamplingParams
 from engine_server.requests.validation import MAX_INT32, MAX_INT64, MIN_INT64
 from engine_server.server.api import fields
+from engine_server.server.api.content import MediaUse
 from engine_server.server.api.fields import MAX_CHOICES, Ignored, only, stop_strings, token_biases
 from engine_server.server.api.ignored import IgnoredPart, unknown_fields
 from engine_server.server.api.openai_answer import AnswerOptions
@@ -158,10 +159,15 @@ class GenerationRequest(ApiRequest):
         """The tools that are left out of the prompt."""
         return ()
 
+    @cached_property
+    def media(self) -> Sequence[MediaUse]:
+        """The media of the conversation, in whose places the prompt has notes."""
+        return ()
+
     @property
     def ignored(self) -> Sequence[IgnoredPart]:
         """All that is left out of the prompt."""
-        return self.ignored_tools
+        return [*self.ignored_tools, *(one.part for one in self.media)]
 
     @property
     def answer_style(self) -> AnswerStyle | None:

@@ -15,6 +15,7 @@ from engine_server.contract.headers import REPORT_TOKENS, STREAM
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.sampling_params import SamplingParams
 from engine_server.server.api.caller import reported_caller
+from engine_server.server.api.content import refuse_media
 from engine_server.server.api.continuation import refuse_continuation, resumed_stream
 from engine_server.server.api.deadline import deadline
 from engine_server.server.api.ignored import ignored_types
@@ -125,11 +126,15 @@ def prompt_source(model: LoadedModel, body: GenerationRequest, context: int) -> 
 
 
 def check_ignored(body: GenerationRequest, settings: ApiSettings) -> None:
-    """Log what is left out of the prompt. Raises ApiError 400 for a tool, if the server is strict about them."""
+    """Log what is left out of the prompt. Raises ApiError 400 for a part that must not be."""
     if settings.strict_tools and body.ignored_tools:
         tool = body.ignored_tools[0]
         message = f"{tool} is a tool of a type that is not supported"
         raise ApiError(400, message, param=tool.field, code=ErrorCode.UNSUPPORTED_VALUE)
+    policy = settings.unsupported_media
+    for media in body.media:
+        if policy == "refuse" or (policy is None and media.newest):
+            raise refuse_media(media.part)
     ignored_types.warn(part.type for part in body.ignored)
 
 

@@ -1,16 +1,21 @@
 """The messages of a conversation, as clients send them and as chat templates take them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
-from engine_server.server.api.fields import call_arguments, message_text, only
+from engine_server.server.api.content import Content, MediaUse, media_of, read_content, text_of
+from engine_server.server.api.fields import call_arguments, only
 
 # Roles whose turns at the beginning say how to answer.
 INSTRUCTING = ("system", "developer")
+
+
+def message_content(value: object) -> Content:
+    return read_content(value, {"text": "text"})
 
 
 class FunctionCall(BaseModel):
@@ -45,7 +50,7 @@ class Message(BaseModel):
 
     # Roles beyond OpenAI's are for the chat template to accept or refuse.
     role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: Annotated[str, PlainValidator(message_text)] = ""
+    content: Annotated[Content, PlainValidator(message_content)] = ()
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
@@ -70,9 +75,13 @@ class Message(BaseModel):
             raise PydanticCustomError("tool_calls", "tool_calls are of the role assistant")
         return self
 
+    @property
+    def text(self) -> str:
+        return text_of(self.content)
+
     def template_message(self) -> dict[str, Any]:
         """Return the message as chat templates know it, apart from its role."""
-        message: dict[str, Any] = {"role": self.role, "content": self.content}
+        message: dict[str, Any] = {"role": self.role, "content": self.text}
         reasoning = self.reasoning_content if self.reasoning is None else self.reasoning
         if self.name is not None:
             message["name"] = self.name
@@ -88,6 +97,13 @@ class Message(BaseModel):
 def template_messages(messages: Iterable[Message]) -> list[dict[str, Any]]:
     """Return the conversation's turns."""
     return with_known_roles([message.template_message() for message in messages])
+
+
+def media_in(messages: Sequence[Message], path: str = "messages") -> list[MediaUse]:
+    """Return the media of a conversation. path: that of the messages in the body."""
+    return media_of(
+        [(f"{path}.{number}.content", one.role, one.content) for number, one in enumerate(messages)]
+    )
 
 
 def with_known_roles(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -10,9 +10,10 @@ from pydantic import AfterValidator, Field
 
 from engine_server.contract import bounds
 from engine_server.requests.validation import MAX_INT32
-from engine_server.server.api.chat.messages import Message, template_messages
+from engine_server.server.api.chat.messages import Message, media_in, template_messages
 from engine_server.server.api.chat.template_variables import check_variables
 from engine_server.server.api.chat.tools import ToolChoice, Tools, tool_use
+from engine_server.server.api.content import MediaUse
 from engine_server.server.api.fields import Ignored, only
 from engine_server.server.api.generation_request import GenerationRequest
 from engine_server.server.generation.prompts import ChatSource, ChatTurns
@@ -95,6 +96,16 @@ class ChatFields(GenerationRequest):
     def conversations(self) -> list[list[Message]]:
         """The messages of each prompt."""
         raise NotImplementedError
+
+    @cached_property
+    def media(self) -> Sequence[MediaUse]:
+        if len(self.conversations) == 1:
+            return media_in(self.conversations[0])
+        return [
+            one
+            for number, messages in enumerate(self.conversations)
+            for one in media_in(messages, f"messages.{number}")
+        ]
 
     @property
     def opens_answer(self) -> bool:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Plai
 from pydantic_core import PydanticCustomError
 
 from engine_server.server.api.chat.messages import with_known_roles
+from engine_server.server.api.content import Content, MediaUse, media_of, read_content, text_of
 from engine_server.server.api.fields import UNSUPPORTED, call_arguments
 from engine_server.server.api.responses.tools import CUSTOM_PARAMETER, template_name
 
@@ -20,7 +21,8 @@ SUPPORTED_ITEMS = (
     "custom_tool_call_output",
     "reasoning",
 )
-SUPPORTED_PARTS = ("input_text", "output_text", "refusal")
+# The field of the text by the type of a part.
+TEXT_FIELDS = {"input_text": "text", "output_text": "text", "refusal": "refusal"}
 
 
 def supported_item(value: object) -> object:
@@ -41,28 +43,11 @@ def supported_item(value: object) -> object:
     return value | {"type": kind}
 
 
-def content_text(value: object) -> object:
-    """Return content as one string; text parts are joined by line ends, as in the chat API."""
-    if not isinstance(value, list):
-        return value
-    return "\n".join(part_text(part, number) for number, part in enumerate(value))
+def item_content(value: object) -> Content:
+    return read_content(value, TEXT_FIELDS)
 
 
-def part_text(part: object, number: int) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if not isinstance(part, dict) or kind not in SUPPORTED_PARTS:
-        raise PydanticCustomError(
-            UNSUPPORTED,
-            "has as part {number} a {kind}, which is not supported; supported: {supported}",
-            {"number": number, "kind": str(kind)[:64], "supported": ", ".join(SUPPORTED_PARTS)},
-        )
-    text = part.get("refusal" if kind == "refusal" else "text")
-    if not isinstance(text, str):
-        raise PydanticCustomError("content", "has no text in part {number}", {"number": number})
-    return text
-
-
-ItemText = Annotated[str, BeforeValidator(content_text)]
+ItemContent = Annotated[Content, PlainValidator(item_content)]
 
 
 class MessageItem(BaseModel):
@@ -72,7 +57,7 @@ class MessageItem(BaseModel):
 
     type: Literal["message"]
     role: Literal["user", "assistant", "system", "developer"]
-    content: ItemText
+    content: ItemContent
     status: Literal["in_progress", "completed", "incomplete"] | None = None
 
     @property
@@ -116,7 +101,7 @@ class CallOutputItem(BaseModel):
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
-    output: ItemText
+    output: ItemContent
 
 
 class ReasoningPart(BaseModel):
@@ -162,6 +147,22 @@ def is_of_assistant(item: Item) -> bool:
     return not isinstance(item, CallOutputItem) and getattr(item, "role", "assistant") == "assistant"
 
 
+def media_in(items: list[Item]) -> list[MediaUse]:
+    """Return the media of the conversation."""
+    return media_of([content_of(item, f"input.{number}") for number, item in enumerate(items)])
+
+
+def content_of(item: Item, path: str) -> tuple[str, str, Content]:
+    """Return an item's content, with its path in the body and its role. path: that of the item."""
+    match item:
+        case MessageItem():
+            return f"{path}.content", item.role, item.content
+        case CallOutputItem():
+            return f"{path}.output", "tool", item.output
+        case _:
+            return path, "assistant", ()
+
+
 def template_messages(instructions: str | None, items: list[Item]) -> list[dict[str, Any]]:
     """Return the conversation's turns. Consecutive items of an answer are one turn."""
     turns: list[dict[str, Any]] = []
@@ -180,7 +181,7 @@ def template_messages(instructions: str | None, items: list[Item]) -> list[dict[
             if isinstance(item, CallOutputItem):
                 turns.append(tool_turn(item, names))
             elif isinstance(item, MessageItem):
-                turns.append({"role": item.role, "content": item.content})
+                turns.append({"role": item.role, "content": text_of(item.content)})
     return with_known_roles(turns)
 
 
@@ -189,7 +190,7 @@ def assistant_turn(items: list[Item]) -> dict[str, Any]:
     for item in items:
         match item:
             case MessageItem():
-                texts.append(item.content)
+                texts.append(text_of(item.content))
             case ReasoningItem():
                 reasoning.append(item.text)
             case FunctionCallItem() | CustomCallItem():
@@ -205,7 +206,7 @@ def assistant_turn(items: list[Item]) -> dict[str, Any]:
 
 
 def tool_turn(item: CallOutputItem, names: dict[str, str]) -> dict[str, Any]:
-    turn = {"role": "tool", "tool_call_id": item.call_id, "content": item.output}
+    turn = {"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)}
     if item.call_id in names:
         turn["name"] = names[item.call_id]
     return turn

@@ -12,11 +12,12 @@ from pydantic_core import PydanticCustomError
 from engine_server.contract import bounds
 from engine_server.requests.validation import MAX_INT32
 from engine_server.server.api.chat.tools import NamedTool, tool_use
+from engine_server.server.api.content import MediaUse
 from engine_server.server.api.conversation_request import ConversationRequest
 from engine_server.server.api.fields import UNSUPPORTED, Ignored, Unsupported, only
 from engine_server.server.api.ignored import IgnoredPart, IgnoredTool
 from engine_server.server.api.responses.body import RequestEcho
-from engine_server.server.api.responses.items import Input, MessageItem, template_messages
+from engine_server.server.api.responses.items import Input, MessageItem, media_in, template_messages
 from engine_server.server.api.responses.tools import (
     AllowedTools,
     ToolChoice,
@@ -161,6 +162,10 @@ class ResponsesRequest(ConversationRequest):
     @property
     def ignored_tools(self) -> Sequence[IgnoredPart]:
         return ignored_tools(self.tools or [])
+
+    @cached_property
+    def media(self) -> Sequence[MediaUse]:
+        return media_in(self.input)
 
     @property
     def ignored(self) -> Sequence[IgnoredPart]:

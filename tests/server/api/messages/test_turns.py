@@ -157,13 +157,7 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "https://example.com/
 @pytest.mark.parametrize(
     ("change", "param", "reason"),
     [
-        ({"messages": [user([IMAGE])]}, "messages.0.content.0", "image"),
-        ({"messages": [user([{"type": "document"}])]}, "messages.0.content.0", "document"),
-        (
-            {"messages": [user([{"type": "tool_result", "tool_use_id": "1", "content": [IMAGE]}])]},
-            "messages.0.content.0.tool_result.content.0",
-            "image",
-        ),
+        ({"messages": [user([{"type": "search_result"}])]}, "messages.0.content.0", "search_result"),
         ({"system": [IMAGE]}, "system.0", "image"),
         ({"messages": [user([CALL])]}, "messages", "tool_use"),
         ({"messages": [user("Go"), assistant([CALL])]}, "messages", "ends with text"),

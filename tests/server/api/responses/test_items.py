@@ -193,9 +193,9 @@ def test_empty_and_cut_arguments_of_a_call_are_accepted(arguments: str, expected
         ({"input": [{"id": "msg_1"}]}, "input.0", "send the whole item"),
         ({"input": [{"type": "computer_call", "id": "1"}]}, "input.0", "computer_call"),
         (
-            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}]},
+            {"input": [{"role": "user", "content": [{"type": "computer_screenshot"}]}]},
             "input.0.message.content",
-            "input_image",
+            "computer_screenshot",
         ),
         ({"input": [CALL | {"arguments": {}}]}, "input.0.function_call.arguments", "takes a string"),
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice", "no tools"),
