@@ -145,6 +145,7 @@ def test_every_answer_reports_load_and_model(scripted: Any) -> None:
     ]
     for answer in answers:
         assert re.fullmatch(
-            r"running=\d+, waiting=\d+, room=\d+, kv=\d\.\d{3}, context=1024", answer.headers[headers.LOAD.lower()]
+            r"running=\d+, waiting=\d+, room=\d+, kv=\d\.\d{3}, context=1024",
+            answer.headers[headers.LOAD.lower()],
         )
         assert answer.headers[headers.MODEL.lower()] == answers[-1].json["system_fingerprint"]

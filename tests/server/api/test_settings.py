@@ -52,6 +52,23 @@ def test_template_of_the_flag_gets_the_default_and_the_requests_variables(config
     assert prompt_text(configured) == "[user]Hello<plain|0>"
 
 
+@pytest.mark.parametrize(("effort", "rendered"), [("high", "high|True"), ("none", "none|False"), (None, "|")])
+def test_effort_is_passed_to_a_template_that_has_the_variable(
+    configured: Any, effort: str | None, rendered: str
+) -> None:
+    template = "{{ reasoning_effort }}|{{ enable_thinking }}"
+    variables = {"reasoning_effort": "own"}
+
+    with_effort = prompt_text(configured, chat_template=template, reasoning_effort=effort)
+    own = prompt_text(
+        configured, chat_template=template, reasoning_effort=effort, chat_template_kwargs=variables
+    )
+
+    assert with_effort == rendered
+    assert own.startswith("own|")
+    assert prompt_text(configured, reasoning_effort=effort) == "[user]Hello<plain|0>"
+
+
 def test_template_of_a_trusted_request_is_used(configured: Any) -> None:
     assert prompt_text(configured, chat_template="{{ messages[0].content }}!") == "Hello!"
 

@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from engine_server.contract import bounds
 from engine_server.requests.validation import MAX_INT32
+from engine_server.server.api.chat.template_variables import Effort, effort_variables
 from engine_server.server.api.chat.tools import NamedTool, tool_use
 from engine_server.server.api.content import MediaUse
 from engine_server.server.api.conversation_request import ConversationRequest
@@ -52,16 +53,9 @@ class ReasoningOptions(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Effort | None = None
     # There are no summaries: the reasoning itself is in the answer.
     summary: Literal["auto", "concise", "detailed"] | None = None
-
-    def template_variables(self) -> dict[str, Any]:
-        """Return the variables by which templates switch reasoning, under all of their names."""
-        if self.effort is None:
-            return {}
-        enabled = self.effort != "none"
-        return {"enable_thinking": enabled, "thinking": enabled, "reasoning_effort": self.effort}
 
 
 class TextFormat(BaseModel):
@@ -197,7 +191,7 @@ class ResponsesRequest(ConversationRequest):
     def turns(self) -> ChatTurns:
         last = self.input[-1]
         continues = isinstance(last, MessageItem) and last.is_open
-        variables = self.reasoning.template_variables() if self.reasoning else {}
+        variables = effort_variables(self.reasoning.effort if self.reasoning else None)
         turns = template_messages(self.instructions, self.input)
         return ChatTurns(turns, not continues, continues, variables=variables)
 
