@@ -65,13 +65,13 @@ def read_part(part: object, number: int, text_types: Mapping[str, str]) -> str |
     kind = part.get("type") if isinstance(part, dict) else None
     if kind in MEDIA_TYPES:
         return MediaPart(type=kind)
-    if not isinstance(part, dict) or kind not in text_types:
+    if not isinstance(part, dict) or kind not in tuple(text_types):  # which may have no hash
         raise PydanticCustomError(
             UNSUPPORTED,
             "has as part {number} a {kind}, which is not supported; supported: {supported}",
             {"number": number, "kind": str(kind)[:64], "supported": ", ".join(text_types)},
         )
-    text = part.get(text_types[kind])
+    text = part.get(text_types[str(kind)])
     if not isinstance(text, str):
         raise PydanticCustomError("content", "has no text in part {number}", {"number": number})
     return text
