@@ -123,11 +123,14 @@ def begin(server: Any, name: str) -> tuple[Answer, list[Group]]:
     return whole, groups
 
 
-def resume(server: Any, name: str, whole: Answer, groups: Sequence[Group]) -> list[Group]:
-    """Return the groups that follow some of a whole stream."""
+def resume(
+    server: Any, name: str, whole: Answer, groups: Sequence[Group], stream: str | None = None
+) -> list[Group]:
+    """Return the groups that follow some of a whole stream. stream: the value of `Fairlead-Stream`."""
     path, fields = STREAMS[name]
     body = {"model": "smollm2", "stream": True, **fields}
     body["fairlead"] = resume_after(groups, whole.headers[headers.MODEL.lower()])
-    rest = server.request("POST", path, body, REPORT | {headers.RESUME: "1"})
+    received = REPORT | {headers.RESUME: "1"} | ({headers.STREAM: stream} if stream else {})
+    rest = server.request("POST", path, body, received)
     assert rest.status == 200, rest.body
     return groups_of(rest.body)

@@ -2,7 +2,8 @@
 
 With the request header `Fairlead-Report-Tokens: 1` an engine writes a report, a comment line, before the events that
 each step adds to a stream. The router strips it, and forwards the events of a report together or not at all. When the
-engine is lost, the router sends the same body again, with the field `fairlead` and the header `Fairlead-Resume: 1`.
+engine is lost, the router sends the same body again, with the field `fairlead`, the header `Fairlead-Resume: 1`, and
+the first report's cached tokens in `Fairlead-Stream`, so that the usage is the same.
 The next engine sends the events that follow, byte for byte. Only streams of one choice are reported.
 """
 
@@ -20,6 +21,7 @@ AnswerId = Annotated[str, msgspec.Meta(max_length=1024)]
 REPORT_PREFIX = b": fairlead "
 # The field of a request's body with the router's fields.
 ROUTER_FIELD = "fairlead"
+_CACHED = re.compile(r"cached=([0-9]{1,10})(,.*)?")
 _USAGE = re.compile(rb"prompt=([0-9]{1,10}), completion=([0-9]{1,10})")
 
 
@@ -54,6 +56,8 @@ class TokenReport(msgspec.Struct, frozen=True, omit_defaults=True):
     # The id and the creation time of the answer, in seconds since the epoch; only in the first report.
     id: AnswerId | None = None
     created: Timestamp | None = None
+    # Prompt tokens found in the prefix cache; only in the first report.
+    cached_tokens: Count | None = None
     # Only in the last report.
     usage: ReportedUsage | None = None
 
@@ -68,6 +72,20 @@ class TokenReport(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 _report_decoder = msgspec.json.Decoder(TokenReport)
+
+
+def stream_header(cached_tokens: int) -> str:
+    """Return the value of the header `Fairlead-Stream` for a stream whose first report has this count.
+
+    It is no field of `Resume`, of which earlier engines know all fields or refuse the request.
+    """
+    return f"cached={cached_tokens}"
+
+
+def parse_stream_header(value: str) -> int | None:
+    """Return the count in a value of `Fairlead-Stream`, or None for another form or a number out of range."""
+    match = _CACHED.fullmatch(value)
+    return int(match[1]) if match and int(match[1]) <= MOST else None
 
 
 class Resume(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -4,6 +4,8 @@
 REPORT_TOKENS = "Fairlead-Report-Tokens"
 # Request: the body continues a stream that another replica began.
 RESUME = "Fairlead-Resume"
+# Request: what the body that continues a stream has no field for: cached=N, the count of the stream's first report.
+STREAM = "Fairlead-Stream"
 # Request: NAMESPACE/NAME of the deployment that must answer.
 DEPLOYMENT = "Fairlead-Deployment"
 # Request: the adapter that must be applied.
@@ -17,4 +19,4 @@ USAGE = "Fairlead-Usage"
 # Response: hash of all that a continued stream depends on, such as weights, tokenizer and dtype.
 MODEL = "Fairlead-Model"
 
-ALL_HEADERS = frozenset({REPORT_TOKENS, RESUME, DEPLOYMENT, ADAPTER, CALLER, LOAD, USAGE, MODEL})
+ALL_HEADERS = frozenset({REPORT_TOKENS, RESUME, STREAM, DEPLOYMENT, ADAPTER, CALLER, LOAD, USAGE, MODEL})

@@ -152,6 +152,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     # Seconds since the epoch.
     created: int
     owned_by: str = "fairlead"
+    # Tokens of prompt and answer; None until an engine has reported it.
+    max_model_len: int | None = None
     # Of an adapter: a name of the deployment that has it.
     parent: str | None = None
 
@@ -167,4 +169,10 @@ def model_card(name: str, route: Route, directory: Directory) -> ModelCard:
     """Return the card of a deployment, or of an adapter, under one of its names."""
     base = None if route.adapter is None else directory.route(Target(route.deployment.key))
     parent = None if base is None else directory.names(base)[0]
-    return ModelCard(id=name, created=int(route.deployment.created), parent=parent)
+    contexts = [one.reported_load.context for one in route.replicas if one.reported_load.context]
+    return ModelCard(
+        id=name,
+        created=int(route.deployment.created),
+        max_model_len=min(contexts, default=None),
+        parent=parent,
+    )

@@ -65,15 +65,24 @@ class RequestError(Exception):
             return b"event: error\ndata: %b\n\n" % msgspec.json.encode(error)
         return b"data: %b\n\n" % self.body()
 
-    def body(self, path: bytes = b"") -> bytes:
-        """Return the JSON body in the shape of the API that `path` belongs to, which is also the data of an event."""
+    def body(self, path: bytes = b"", request_id: bytes = b"") -> bytes:
+        """Return the JSON body in the shape of the API that `path` belongs to, which is also the data of an event.
+
+        request_id: Anthropic's bodies repeat it, and their events have none.
+        """
         if has_anthropic_errors(path.decode("latin-1")):
-            return AnthropicErrorBody(
-                AnthropicErrorDetail(anthropic_error_type(self.status), str(self), self.code)
-            ).encode()
+            detail = AnthropicErrorDetail(anthropic_error_type(self.status), str(self), self.code)
+            return AnthropicErrorBody(detail, request_id.decode("latin-1") or None).encode()
         return ErrorBody(
             ErrorDetail(str(self), router_error_type(self.status), self.param, self.code)
         ).encode()
+
+
+def id_lines(path: bytes, request_id: bytes) -> bytes:
+    """Return the header line by which clients of Anthropic's API learn the id of a request; b"" for other APIs."""
+    if request_id and has_anthropic_errors(path.decode("latin-1")):
+        return b"Request-Id: %b\r\n" % request_id
+    return b""
 
 
 def malformed(reason: str) -> RequestError:

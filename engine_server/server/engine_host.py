@@ -126,6 +126,7 @@ class EngineHost:
                 core=self._core,
             )
             self.engine_load.max_num_seqs = engine.config.scheduler_config.max_num_seqs
+            self.engine_load.max_model_len = engine.model_config.max_model_len
             engine.add_logger("load", self.engine_load)
             model = loaded_model(engine, self.settings, template)
         except BaseException as error:

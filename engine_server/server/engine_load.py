@@ -17,6 +17,8 @@ class EngineLoad(StatLoggerBase):
     def __init__(self) -> None:
         # Requests that can run at the same time.
         self.max_num_seqs = 0
+        # Tokens of prompt and answer; 0 until the model is loaded.
+        self.max_model_len = 0
         self._stats = SchedulerStats()
 
     def record(self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats | None) -> None:
@@ -32,5 +34,5 @@ class EngineLoad(StatLoggerBase):
         room = max(0, self.max_num_seqs - stats.num_running - stats.num_waiting)
         return (
             f"running={stats.num_running}, waiting={stats.num_waiting}, room={room}, "
-            f"kv={stats.kv_cache_usage:.3f}"
+            f"kv={stats.kv_cache_usage:.3f}, context={self.max_model_len}"
         )

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from engine_server.engine.arguments.fields import argument
 from engine_server.engine.arguments.flags import json_object
@@ -29,10 +29,18 @@ class ApiSettings:
         type=json_object,
         metavar="JSON",
     )
+    unsupported_media: Literal["refuse", "omit"] | None = argument(
+        None,
+        "images, sounds and files that a model of text can't take: refuse them, or replace them by notes. Default: "
+        "refuse those of the user's newest turn, and replace earlier ones and those of answers and tool results",
+    )
+    strict_tools: bool = argument(
+        False, "refuse requests with tools of types that are not known, in place of leaving the tools out"
+    )
     enable_tokenizer_info_endpoint: bool = argument(
         False, "publish the tokenizer's settings and chat template at /tokenizer_info"
     )
-    enable_prompt_tokens_details: bool = argument(False, "report cached prompt tokens in an answer's usage")
+    enable_prompt_tokens_details: bool = argument(True, "report cached prompt tokens in an answer's usage")
     enable_force_include_usage: bool = argument(
         False, "end every stream with the usage, whether or not it is asked for"
     )

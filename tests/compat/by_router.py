@@ -86,7 +86,8 @@ def write_resumes() -> dict[str, bytes]:
     contents = {}
     for case, model in (("same model", FINGERPRINT.encode()), ("other model", b"other")):
         journal = Journal(fingerprint=model)
-        journal.record(TokenReport(5, [11], 1, id="cmpl-first", created=1_700_000_000))
+        first = TokenReport(5, [11], 1, id="cmpl-first", created=1_700_000_000, cached_tokens=16)
+        journal.record(first)
         journal.record(TokenReport(5, [12], 1))
         message = resume_message(client_request("llama-chat"), head_lines("llama-chat"), journal)
         contents[case] = b"".join(message)

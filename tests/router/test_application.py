@@ -20,6 +20,48 @@ async def test_lists_the_models_of_all_deployments(start_engine, start_router):
         assert (await response.json())["error"]["code"] == "model_not_found"
 
 
+def reporting(context: int):
+    """Return the behaviour of an engine that reports a context."""
+
+    async def behave(engine, request, writer) -> None:
+        load = b"Fairlead-Load: running=1, waiting=0, room=63, kv=0.25, context=%d" % context
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n%b\r\n\r\nok" % load)
+
+    return behave
+
+
+async def test_models_have_the_shortest_context_that_their_engines_report(start_engine, start_router):
+    engines = [await start_engine(reporting(context)) for context in (4096, 2048)]
+    router = await start_router({"m": engines, "silent": [await start_engine()]}, policy="round_robin")
+    async with router.get("/v1/models/m") as response:
+        before = await response.json()
+    for _ in range(4):
+        async with router.chat() as response:
+            await response.read()
+
+    async with router.get("/v1/models") as response:
+        after = {card["id"]: card["max_model_len"] for card in (await response.json())["data"]}
+
+    assert before["max_model_len"] is None
+    assert after == {"m": 2048, "silent": None}
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+async def test_own_errors_of_messages_have_the_id_of_the_request(start_router, path):
+    router = await start_router()
+    for method, body, status in (("POST", {"model": "none"}, 404), ("GET", None, 405)):
+        async with router.session.request(method, router.url + path, json=body) as response:
+            error = await response.json()
+        assert response.status == status and error["type"] == "error"
+        assert error["request_id"] == response.headers["request-id"] == response.headers["x-request-id"]
+
+
+async def test_own_errors_of_other_apis_have_no_id_of_anthropics(start_router):
+    router = await start_router()
+    async with router.chat("none") as response:
+        assert "request-id" not in response.headers and set(await response.json()) == {"error"}
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status", "allow"),
     [

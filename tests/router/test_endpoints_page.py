@@ -39,7 +39,7 @@ async def test_lists_deployments_with_the_state_of_their_endpoints():
         "state": "live",
         "in_flight": 1,
         "engine_model": "hash",
-        "engine_load": {"running": 3, "waiting": 0, "room": 61, "kv": 0.125},
+        "engine_load": {"running": 3, "waiting": 0, "room": 61, "kv": 0.125, "context": 0},
     }
     assert old["endpoints"][2]["ejected_for"] == "connection refused"
     assert old["endpoints"][2]["seconds_since_ejection"] >= 0.0

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from engine_server.router.errors import RequestError
+from engine_server.router.errors import RequestError, id_lines
 from engine_server.router.http.wire import (
     LAST_CHUNK,
     REASONS,
@@ -114,7 +114,9 @@ class Exchange(msgspec.Struct, eq=False):
             if self.streaming:
                 self.end_stream(failure)
             else:
-                self.respond(failure.status, failure.body(self.request.path), lines=failure.lines)
+                path, request_id = self.request.path, self.request.id
+                lines = (*failure.lines, id_lines(path, request_id))
+                self.respond(failure.status, failure.body(path, request_id), lines=lines)
         except Exception:  # a fault in the router ends one connection, not the process
             log.exception("failed to answer a request")
             self.cut()
@@ -151,7 +153,8 @@ class Exchange(msgspec.Struct, eq=False):
         chunked = self.request.http11
         if not self.streaming:
             self.streaming = True
-            lines = STREAM_LINES + self.lines + (b"Transfer-Encoding: chunked\r\n" if chunked else b"")
+            lines = STREAM_LINES + id_lines(self.request.path, self.request.id) + self.lines
+            lines += b"Transfer-Encoding: chunked\r\n" if chunked else b""
             self.client.write(response_head(200, b"OK", lines, close=self.client.closing))
         self.client.write(chunk(COMMENT) if chunked else COMMENT)
 

@@ -10,8 +10,9 @@ from engine_server.contract.continuation import (
     Resume,
     RouterFields,
     TokenReport,
+    stream_header,
 )
-from engine_server.contract.headers import RESUME
+from engine_server.contract.headers import RESUME, STREAM
 from engine_server.router.http.wire import Message, Request
 from engine_server.router.requests.answer_memory import FREE_BYTES, AnswerMemory
 
@@ -44,6 +45,8 @@ class Journal(msgspec.Struct):
     id: str = ""
     created: int = 0
     seed: int = 0
+    # None if the first report has none.
+    cached_tokens: int | None = None
     # Of all reports whose events were forwarded.
     token_ids: "array[int]" = msgspec.field(default_factory=lambda: array("q"))
     # Number of events that were forwarded. Comments don't count.
@@ -82,6 +85,7 @@ class Journal(msgspec.Struct):
         """Record a report whose events are forwarded."""
         if not self.events and report.id is not None:
             self.id, self.created, self.seed = report.id, report.created or 0, report.seed
+            self.cached_tokens = report.cached_tokens
         self.events += report.events
         if report.usage is not None:
             self.usage = report.usage
@@ -134,4 +138,7 @@ def resume_body(body: bytes | bytearray, journal: Journal) -> bytes:
 
 def resume_message(request: Request, lines: bytes, journal: Journal) -> Message:
     """Return the request that continues the stream, which `request` began, with further lines of the head."""
-    return request.message(lines + RESUME_LINE, resume_body(request.body, journal))
+    lines += RESUME_LINE
+    if journal.cached_tokens is not None:
+        lines += f"{STREAM}: {stream_header(journal.cached_tokens)}\r\n".encode()
+    return request.message(lines, resume_body(request.body, journal))

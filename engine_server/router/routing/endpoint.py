@@ -13,7 +13,8 @@ from engine_server.contract.unix_socket import SCHEME, path_of
 
 # Counts have at most nine digits, and the share is 0 to 1. Further pairs may follow.
 LOAD_FIELD = re.compile(
-    rb"running=(\d{1,9}), waiting=(\d{1,9}), room=(\d{1,9}), kv=(0(?:\.\d{1,9})?|1(?:\.0{1,9})?)(?:, .*)?"
+    rb"running=(\d{1,9}), waiting=(\d{1,9}), room=(\d{1,9}), kv=(0(?:\.\d{1,9})?|1(?:\.0{1,9})?)"
+    rb"(?:, context=(\d{1,9}))?(?:, .*)?"
 )
 # A longer `Fairlead-Model` is not an engine's.
 MAX_FINGERPRINT_BYTES = 128
@@ -107,6 +108,8 @@ class ReportedLoad(NamedTuple):
     room: int = 0
     # Share of the KV cache that is in use.
     kv: float = 0.0
+    # Tokens of prompt and answer that its model takes; 0 if it doesn't say.
+    context: int = 0
 
     @classmethod
     def parse(cls, field: bytes) -> Self | None:
@@ -114,8 +117,8 @@ class ReportedLoad(NamedTuple):
         match = LOAD_FIELD.fullmatch(field)
         if match is None:
             return None
-        running, waiting, room, kv = match.groups()
-        return cls(int(running), int(waiting), int(room), float(kv))
+        running, waiting, room, kv, context = match.groups()
+        return cls(int(running), int(waiting), int(room), float(kv), int(context or 0))
 
 
 class Endpoint:

@@ -1,5 +1,6 @@
 """Request fields with rules that pydantic's types don't express."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -108,24 +109,23 @@ def prompt_list(value: object) -> list[str] | list[list[int]]:
     )
 
 
-def message_text(value: object) -> str:
-    """Return the text of a message's content; text parts are joined by line ends, and null is no text."""
-    if value is None:
-        return ""
-    if isinstance(value, str):
+def call_arguments(value: object) -> dict[str, Any] | str:
+    """Return the arguments of an earlier call, which are JSON in a string, as an object.
+
+    Arguments that were cut, and others that are no object, stay text: an agent can't take back what a model wrote.
+    """
+    if not isinstance(value, str):
+        raise PydanticCustomError("arguments", "takes a string")
+    if not value.strip():
+        return {}
+    try:
+        arguments = json.loads(value)
+    except ValueError:
         return value
-    if not isinstance(value, list):
-        raise PydanticCustomError("content", "takes a string or a list of text parts")
-    texts = []
-    for number, part in enumerate(value):
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise PydanticCustomError(
-                "content",
-                "part {number} is not a text part, with a type of text and a text",
-                {"number": number},
-            )
-        texts.append(part["text"])
-    return "\n".join(texts)
+    except RecursionError:
+        raise PydanticCustomError("arguments", "is nested too deeply") from None
+    check_depth(arguments)
+    return arguments if isinstance(arguments, dict) else value
 
 
 def check_bound(bound: Bound, amount: int) -> None:

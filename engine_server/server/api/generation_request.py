@@ -5,7 +5,7 @@ Known fields that aren't supported are declared with `only`. Unknown ones are ac
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -21,9 +21,10 @@ from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.sampling_params import RequestOutputKind, SamplingParams
 from engine_server.requests.validation import MAX_INT32, MAX_INT64, MIN_INT64
 from engine_server.server.api import fields
+from engine_server.server.api.content import MediaUse
 from engine_server.server.api.fields import MAX_CHOICES, Ignored, only, stop_strings, token_biases
+from engine_server.server.api.ignored import IgnoredPart, unknown_fields
 from engine_server.server.api.openai_answer import AnswerOptions
-from engine_server.server.api.unknown_fields import unknown_fields
 from engine_server.server.generation.prompts import Cut
 from engine_server.server.generation.response_format import FIELDS as GRAMMAR_FIELDS
 from engine_server.server.generation.response_format import RequestedGrammar, requested_grammar
@@ -152,6 +153,21 @@ class GenerationRequest(ApiRequest):
     def prompt_only(self) -> bool:
         """True if the answer has the prompt and no new text."""
         return False
+
+    @property
+    def ignored_tools(self) -> Sequence[IgnoredPart]:
+        """The tools that are left out of the prompt."""
+        return ()
+
+    @cached_property
+    def media(self) -> Sequence[MediaUse]:
+        """The media of the conversation, in whose places the prompt has notes."""
+        return ()
+
+    @property
+    def ignored(self) -> Sequence[IgnoredPart]:
+        """All that is left out of the prompt."""
+        return [*self.ignored_tools, *(one.part for one in self.media)]
 
     @property
     def answer_style(self) -> AnswerStyle | None:

@@ -9,18 +9,21 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from engine_server.contract.continuation import TokenReport
-from engine_server.contract.headers import REPORT_TOKENS
+from engine_server.contract.continuation import TokenReport, parse_stream_header
+from engine_server.contract.errors import ErrorCode
+from engine_server.contract.headers import REPORT_TOKENS, STREAM
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.sampling_params import SamplingParams
 from engine_server.server.api.caller import reported_caller
+from engine_server.server.api.content import refuse_media
 from engine_server.server.api.continuation import refuse_continuation, resumed_stream
 from engine_server.server.api.deadline import deadline
+from engine_server.server.api.ignored import ignored_types
 from engine_server.server.api.models import served_model
 from engine_server.server.generation.plan import AnswerIdentity, AnswerRequest
 from engine_server.server.generation.prompts import ChatSource, ChatTurns, PromptSource
 from engine_server.server.http.errors import ApiError, refusal
-from engine_server.server.parsers.described_tools import describe_tools, with_text_arguments
+from engine_server.server.parsers.described_tools import as_object, as_text, describe_tools, with_arguments
 
 if TYPE_CHECKING:
     from engine_server.contract.continuation import Resume
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from engine_server.server.generation.tool_use import AnswerStyle, ToolUse
     from engine_server.server.loaded_model import LoadedModel
     from engine_server.server.parsers.model_format import ModelFormat
+    from engine_server.server.settings import ApiSettings
 
 
 def read_request(model: LoadedModel, body: GenerationRequest, headers: Mapping[str, str]) -> AnswerRequest:
@@ -72,6 +76,7 @@ def read_request(model: LoadedModel, body: GenerationRequest, headers: Mapping[s
         caller=reported_caller(headers),
         fields=body.engine_fields,
         resume=resume,
+        resumed_cached_tokens=parse_stream_header(headers.get(STREAM, "")) if resume else None,
         report=report,
     )
 
@@ -112,6 +117,7 @@ def prompt_source(model: LoadedModel, body: GenerationRequest, context: int) -> 
 
     context: the most tokens of prompt and answer.
     """
+    check_ignored(body, model.settings)
     source, style = body.source(model.settings, context), body.answer_style
     if model.format is None or style is None or not isinstance(source, ChatSource):
         return source
@@ -119,12 +125,27 @@ def prompt_source(model: LoadedModel, body: GenerationRequest, context: int) -> 
     return replace(source, conversations=conversations)
 
 
+def check_ignored(body: GenerationRequest, settings: ApiSettings) -> None:
+    """Log what is left out of the prompt. Raises ApiError 400 for a part that must not be."""
+    if settings.strict_tools and body.ignored_tools:
+        tool = body.ignored_tools[0]
+        message = f"{tool} is a tool of a type that is not supported"
+        raise ApiError(400, message, param=tool.field, code=ErrorCode.UNSUPPORTED_VALUE)
+    policy = settings.unsupported_media
+    for media in body.media:
+        if policy == "refuse" or (policy is None and media.newest):
+            raise refuse_media(media.part)
+    ignored_types.warn(part.type for part in body.ignored)
+
+
 def with_tools(turns: ChatTurns, format: ModelFormat, use: ToolUse | None) -> ChatTurns:
     """Return a conversation with its tools as the chat template takes them."""
     if not format.takes_tools:
         return replace(turns, messages=describe_tools(turns.messages, use.callable if use else None))
     if format.text_arguments:
-        turns = replace(turns, messages=with_text_arguments(turns.messages))
+        turns = replace(turns, messages=with_arguments(turns.messages, as_text))
+    elif format.object_arguments:
+        turns = replace(turns, messages=with_arguments(turns.messages, as_object))
     return replace(turns, tools=use.definitions if use else None)
 
 

@@ -58,6 +58,8 @@ class AnswerRequest:
     fields: Mapping[str, str]
     # The state of the stream that this answer continues; only for a single choice.
     resume: Resume | None = None
+    # Cached prompt tokens as the engine that began that stream reported them; None: those of this engine.
+    resumed_cached_tokens: int | None = None
     # The answer's id, creation time and seed, if its tokens are reported to the router.
     report: TokenReport | None = None
 

@@ -36,7 +36,7 @@ class TokenReports:
 
     def event(self, event: GenerationEvent) -> bytes:
         self._rendered += self._renderer.event(event)
-        usage, end = None, 0
+        first, usage, end = self._next, None, 0
         if isinstance(event, ChoiceDelta):
             self._token_ids += event.token_ids
             if event.finish is not None:
@@ -50,6 +50,9 @@ class TokenReports:
             return b""
         # A rendered event ends with an empty line, and JSON has no line ends.
         num_events = rendered.count(b"\n\n") + end
-        report = msgspec.structs.replace(self._next, token_ids=token_ids, events=num_events, usage=usage)
+        cached = event.counts.cached_tokens if first.id is not None else None
+        report = msgspec.structs.replace(
+            first, token_ids=token_ids, events=num_events, cached_tokens=cached, usage=usage
+        )
         self._next = TokenReport(report.seed)
         return report.encode() + rendered

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 # In the words with which the models of the Hermes format are trained.
@@ -49,17 +49,28 @@ def plain_message(message: dict[str, Any]) -> dict[str, Any]:
     return {**plain, "content": "\n".join(texts)}
 
 
-def with_text_arguments(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the conversation with the arguments of its calls as JSON text."""
+def with_arguments(
+    messages: Sequence[dict[str, Any]], convert: Callable[[dict[str, Any] | str], dict[str, Any] | str]
+) -> list[dict[str, Any]]:
+    """Return the conversation with the arguments of its calls converted."""
+
+    def converted(call: dict[str, Any]) -> dict[str, Any]:
+        function = call["function"]
+        return {**call, "function": {**function, "arguments": convert(function["arguments"])}}
+
     return [
-        {**message, "tool_calls": [with_text(call) for call in message["tool_calls"]]}
+        {**message, "tool_calls": [converted(call) for call in message["tool_calls"]]}
         if message.get("tool_calls")
         else message
         for message in messages
     ]
 
 
-def with_text(call: dict[str, Any]) -> dict[str, Any]:
-    function = call["function"]
-    arguments = json.dumps(function["arguments"], ensure_ascii=False)
-    return {**call, "function": {**function, "arguments": arguments}}
+def as_text(arguments: dict[str, Any] | str) -> str:
+    """Return arguments as JSON text; those that are no object are text already."""
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def as_object(arguments: dict[str, Any] | str) -> dict[str, Any]:
+    """Return arguments as an object, with text that is none under one name."""
+    return {"arguments": arguments} if isinstance(arguments, str) else arguments

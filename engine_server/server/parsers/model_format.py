@@ -42,6 +42,8 @@ class ModelFormat:
     takes_tools: bool = True
     # The chat template takes the arguments of earlier calls as JSON text.
     text_arguments: bool = False
+    # It takes them as an object alone, and fails on text.
+    object_arguments: bool = False
     # Special tokens in the template's delimiters, and without those of calls.
     marker_token_ids: tuple[int, ...] = ()
     text_marker_token_ids: tuple[int, ...] = ()
@@ -142,6 +144,7 @@ def find_format(tokenizer: Any, file: Path | None) -> ModelFormat:
         short_call_ids=ours.get("call_id") == "short",
         takes_tools=takes_tools,
         text_arguments=takes_tools and needs_text_arguments(tokenizer),
+        object_arguments=takes_tools and needs_object_arguments(tokenizer),
         marker_token_ids=marker_tokens(tokenizer, template),
         text_marker_token_ids=marker_tokens(tokenizer, template and without_field(template, CALL_FIELD)),
         reasoning_start=literal_tokens(tokenizer, reasoning.open_literals if reasoning else None),
@@ -172,19 +175,32 @@ def template_variables(chat_template: str) -> set[str]:
 
 def needs_text_arguments(tokenizer: Any) -> bool:
     """Return whether the chat template writes arguments as JSON only if they are text. Most do so with objects."""
-    function = {"name": "probe", "arguments": {"probe": "value"}}
-    call = {"id": "probe1234", "type": "function", "function": function}
-    messages = [
-        {"role": "user", "content": "probe"},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-    ]
     try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False)
+        text = render_call(tokenizer, {"probe": "value"})
     except jinja2.TemplateError:
         return False
     except TypeError:
         return True
     return "{'probe'" in text
+
+
+def needs_object_arguments(tokenizer: Any) -> bool:
+    """Return whether the chat template fails on arguments that are text."""
+    try:
+        render_call(tokenizer, '{"probe')
+    except (jinja2.TemplateError, TypeError, ValueError):
+        return True
+    return False
+
+
+def render_call(tokenizer: Any, arguments: dict[str, Any] | str) -> str:
+    """Return a conversation with one call as the chat template renders it."""
+    call = {"id": "probe1234", "type": "function", "function": {"name": "probe", "arguments": arguments}}
+    messages = [
+        {"role": "user", "content": "probe"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
+    return str(tokenizer.apply_chat_template(messages, tokenize=False))
 
 
 def our_format(chat_template: str, takes_tools: bool) -> tuple[str, dict[str, Any]]:

@@ -3,8 +3,9 @@
 import pytest
 
 from engine_server.contract.continuation import ReportedUsage, TokenReport
+from engine_server.router.http.wire import Request
 from engine_server.router.requests import journal as journal_module
-from engine_server.router.requests.journal import MAX_RESUMES, Journal, resume_body
+from engine_server.router.requests.journal import MAX_RESUMES, Journal, resume_body, resume_message
 from engine_server.server.api.chat.request import ChatRequest
 from engine_server.server.api.continuation import resumed_stream
 from engine_server.server.api.generation_request import parse_request
@@ -23,6 +24,18 @@ def test_journal_has_the_tokens_and_events_of_all_reports_and_the_identity_of_th
     journal = recorded(FIRST, TokenReport(seed=-7, token_ids=[3], events=0), TokenReport(-7, [4], 3))
     assert journal.token_ids.tolist() == [1, 2, 3, 4]
     assert (journal.events, journal.id, journal.created, journal.seed) == (5, "chatcmpl-1", 5, -7)
+
+
+def test_request_to_continue_a_stream_has_the_cached_tokens_of_the_first_report():
+    counted = TokenReport(seed=-7, token_ids=[1], events=1, id="chatcmpl-1", created=5, cached_tokens=16)
+    uncounted = TokenReport(-7, [4], 1)
+    request = Request(b"POST", b"/v1/completions", b"", {}, b"{}", http11=True, last=False, id=b"one")
+
+    head = resume_message(request, b"", recorded(counted, uncounted))[0]
+    of_earlier_release = resume_message(request, b"", recorded(FIRST, uncounted))[0]
+
+    assert b"Fairlead-Stream: cached=16\r\n" in head
+    assert b"Fairlead-Stream" not in of_earlier_release
 
 
 def test_stream_whose_last_report_was_forwarded_has_ended_and_is_not_resumable():

@@ -67,7 +67,8 @@ def test_a_share_grows_from_a_tenth_to_the_whole():
     [
         (b"running=3, waiting=1, room=60, kv=0.125", ReportedLoad(3, 1, 60, 0.125)),
         (b"running=3, waiting=1, room=60, kv=1, unknown=7", ReportedLoad(3, 1, 60, 1.0)),
-        (b"running=3, waiting=1, room=60, kv=1.000, context=4096", ReportedLoad(3, 1, 60, 1.0)),
+        (b"running=3, waiting=1, room=60, kv=1.000, context=4096", ReportedLoad(3, 1, 60, 1.0, 4096)),
+        (b"running=3, waiting=1, room=60, kv=0.5, context=8, more=1", ReportedLoad(3, 1, 60, 0.5, 8)),
         (b"running=999999999, waiting=0, room=0, kv=0.000", ReportedLoad(999_999_999, 0, 0, 0.0)),
         (b"running=1000000000, waiting=0, room=0, kv=0", None),
         (b"running=1, waiting=0, room=0, kv=1.001", None),

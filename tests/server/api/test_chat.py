@@ -5,6 +5,7 @@ from typing import Any
 
 import openai
 import pytest
+from local_server import LocalServer
 
 MODEL = "smollm2"
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
@@ -138,6 +139,19 @@ def test_accepts_content_parts_and_the_developer_role(answering_client: openai.O
     ]  # type: ignore[arg-type]
     assert answers[0].choices[0].message == answers[1].choices[0].message
     assert answers[0].usage == answers[1].usage
+
+
+def test_later_message_of_the_developer_is_a_turn_of_the_user(scripted: LocalServer) -> None:
+    turns = [("system", "One."), ("developer", "Two."), ("user", "Hi"), ("developer", "Three.")]
+    body = {
+        "model": MODEL,
+        "messages": [{"role": role, "content": content} for role, content in turns],
+        "max_tokens": 1,
+        "return_prompt_text": True,
+    }
+    prompt = scripted.post("/v1/chat/completions", body).json["prompt_text"]
+    assert "<|im_start|>system\nOne.\n\nTwo.<|im_end|>" in prompt
+    assert "<|im_start|>user\nThree.<|im_end|>" in prompt
 
 
 def test_continue_final_message_continues_the_clients_text(

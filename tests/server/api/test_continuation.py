@@ -7,7 +7,7 @@ import pytest
 from continued_streams import COMPLETIONS, REPORT, STREAMS, begin, groups_of, resume
 
 from engine_server.contract import headers
-from engine_server.contract.continuation import REPORT_PREFIX
+from engine_server.contract.continuation import REPORT_PREFIX, stream_header
 
 COLOURS = "Red, green and blue."
 TEXTS = {
@@ -30,6 +30,21 @@ def test_stream_continued_after_any_token_is_identical_byte_for_byte(scripted: A
                 group.report.token_ids for group in expected
             ]
             assert rest[-1].report.usage == expected[-1].report.usage
+
+
+@pytest.mark.parametrize("name", ["chat with a stop string, usage and token ids", "messages", "responses"])
+def test_first_report_has_the_cached_tokens_and_a_continuation_repeats_them(scripted: Any, name: str) -> None:
+    scripted.core.scripted.num_cached = 16
+    with scripted.saying(COLOURS):
+        whole, groups = begin(scripted, name)
+        scripted.core.scripted.num_cached = 0
+        rest = resume(scripted, name, whole, groups[:2], stream_header(16))
+        earlier = resume(scripted, name, whole, groups[:2])
+
+    assert [group.report.cached_tokens for group in groups] == [16] + [None] * (len(groups) - 1)
+    assert groups[-1].report.usage is not None and re.search(rb'"cache[a-z_]*":16', whole.body)
+    assert [group.events for group in rest] == [group.events for group in groups[2:]]
+    assert b":16" not in earlier[-1].events  # of a router that reports no count
 
 
 def test_reported_tokens_are_those_of_the_answer(scripted: Any) -> None:
@@ -130,6 +145,7 @@ def test_every_answer_reports_load_and_model(scripted: Any) -> None:
     ]
     for answer in answers:
         assert re.fullmatch(
-            r"running=\d+, waiting=\d+, room=\d+, kv=\d\.\d{3}", answer.headers[headers.LOAD.lower()]
+            r"running=\d+, waiting=\d+, room=\d+, kv=\d\.\d{3}, context=1024",
+            answer.headers[headers.LOAD.lower()],
         )
         assert answer.headers[headers.MODEL.lower()] == answers[-1].json["system_fingerprint"]

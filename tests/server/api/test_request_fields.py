@@ -14,12 +14,12 @@ from engine_server.server.api.chat.request import BatchChatRequest, ChatRequest
 from engine_server.server.api.completions import CompletionRequest
 from engine_server.server.api.fields import IgnoredMark, Unsupported
 from engine_server.server.api.generation_request import ApiRequest, parse_request
+from engine_server.server.api.ignored import MAX_NAMES, IgnoredNames
 from engine_server.server.api.pooling.classification import ClassificationRequest
 from engine_server.server.api.pooling.embeddings import EmbeddingRequest
 from engine_server.server.api.pooling.pooling import PooledRequest
 from engine_server.server.api.pooling.ranking import RerankRequest, ScoreRequest
 from engine_server.server.api.tokenization import DetokenizeRequest, TokenizeRequest
-from engine_server.server.api.unknown_fields import MAX_NAMES, UnknownFields
 from engine_server.server.http.errors import ApiError
 
 DOCS = Path(__file__).parents[3] / "docs" / "api.md"
@@ -197,7 +197,7 @@ def test_unknown_field_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_number_of_logged_unknown_fields_is_limited(caplog: pytest.LogCaptureFixture) -> None:
-    known = UnknownFields()
+    known = IgnoredNames("unknown field")
     with caplog.at_level(logging.WARNING):
         for number in range(10 * MAX_NAMES):
             known.warn([f"field {number}\n" + "x" * 1000])

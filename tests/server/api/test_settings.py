@@ -23,7 +23,6 @@ def configured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer
     template = tmp_path_factory.mktemp("template") / "template.jinja"
     template.write_text(TEMPLATE)
     with serving(
-        "--enable-prompt-tokens-details",
         "--enable-force-include-usage",
         "--return-tokens-as-token-ids",
         "--trust-request-chat-template",
@@ -51,6 +50,23 @@ def test_template_of_the_flag_gets_the_default_and_the_requests_variables(config
     assert prompt_text(configured, chat_template_kwargs=variables) == "[user]Hello<bold|0>"
     assert prompt_text(configured, documents=documents) == "[user]Hello<plain|2>"
     assert prompt_text(configured) == "[user]Hello<plain|0>"
+
+
+@pytest.mark.parametrize(("effort", "rendered"), [("high", "high|True"), ("none", "none|False"), (None, "|")])
+def test_effort_is_passed_to_a_template_that_has_the_variable(
+    configured: Any, effort: str | None, rendered: str
+) -> None:
+    template = "{{ reasoning_effort }}|{{ enable_thinking }}"
+    variables = {"reasoning_effort": "own"}
+
+    with_effort = prompt_text(configured, chat_template=template, reasoning_effort=effort)
+    own = prompt_text(
+        configured, chat_template=template, reasoning_effort=effort, chat_template_kwargs=variables
+    )
+
+    assert with_effort == rendered
+    assert own.startswith("own|")
+    assert prompt_text(configured, reasoning_effort=effort) == "[user]Hello<plain|0>"
 
 
 def test_template_of_a_trusted_request_is_used(configured: Any) -> None:

@@ -180,7 +180,51 @@ def deep_schema(depth: int) -> dict[str, Any]:
     return schema
 
 
-BROKEN_CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{broken"}}
+@pytest.mark.parametrize(
+    ("arguments", "rendered"),
+    [
+        ("", "{}"),
+        (" ", "{}"),
+        ('{"city": "Ro', r'"{\"city\": \"Ro"'),
+        ("[1]", '"[1]"'),
+        ('{"city": "Rome"}', '{"city": "Rome"}'),
+    ],
+)
+def test_empty_and_cut_arguments_of_an_earlier_call_are_accepted(
+    scripted: LocalServer, arguments: str, rendered: str
+) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": arguments}}
+    messages = [*QUESTION, {"role": "assistant", "tool_calls": [call]}, *QUESTION]
+    request = {**REQUEST, "messages": messages, "max_tokens": 1, "return_prompt_text": True}
+
+    answer = scripted.post("/v1/chat/completions", request)
+
+    assert answer.status == 200, answer.body
+    assert f'"arguments": {rendered}}}' in answer.json["prompt_text"]
+
+
+def test_call_that_a_stream_cut_is_accepted_as_history(scripted: LocalServer) -> None:
+    with scripted.saying(CITY_CALL), scripted.client() as client:
+        stream = client.chat.completions.create(**{**ONE_CALL, "max_tokens": 18}, stream=True)
+        fragments = [call for chunk in stream for call in chunk.choices[0].delta.tool_calls or []]
+        function = {
+            "name": fragments[0].function.name,
+            "arguments": "".join(one.function.arguments for one in fragments),
+        }
+        call: Any = {"id": fragments[0].id, "type": "function", "function": function}
+        with pytest.raises(ValueError, match=r"Unterminated|Expecting"):
+            json.loads(function["arguments"])
+        turns: Any = [*QUESTION, {"role": "assistant", "tool_calls": [call]}, *QUESTION]
+        answer = client.chat.completions.create(**{**REQUEST, "messages": turns})
+    assert answer.choices[0].finish_reason
+
+
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+DEEP_CALL = {
+    "id": "1",
+    "type": "function",
+    "function": {"name": "f", "arguments": '{"a":' * 999 + "1" + "}" * 999},
+}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "name twice": ({"tools": [WEATHER, WEATHER]}, "get_weather twice"),
     "name with a space": ({"tools": [tool("get weather", {})]}, "tools.0.function.name"),
@@ -200,8 +244,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "unknown tool": ({"tools": [WEATHER], "tool_choice": NAMED}, "there is no tool get_time"),
     "functions": ({"functions": [{"name": "f"}]}, "functions is not supported"),
     "function_call": ({"function_call": {"name": "f"}}, "function_call is not supported"),
-    "broken call": (
-        {"messages": [*QUESTION, {"role": "assistant", "tool_calls": [BROKEN_CALL]}]},
+    "deep call": (
+        {"messages": [*QUESTION, {"role": "assistant", "tool_calls": [DEEP_CALL]}]},
         "messages.1.tool_calls.0.function.arguments",
     ),
     "call of a user": (
@@ -210,7 +254,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
                 {
                     "role": "user",
                     "content": "",
-                    "tool_calls": [{**BROKEN_CALL, "function": {"name": "f", "arguments": "{}"}}],
+                    "tool_calls": [CALL],
                 }
             ]
         },

@@ -70,7 +70,7 @@ def user(content: Any) -> dict[str, Any]:
         (CHAT, {"messages": [{"content": "a"}]}, "messages.0.role"),
         (CHAT, {"messages": [*HELLO, {"role": "", "content": "a"}]}, "messages.1.role"),
         (CHAT, user(5), "messages.0.content"),
-        (CHAT, user([{"type": "image_url", "image_url": {"url": "data:"}}]), "messages.0.content"),
+        (CHAT, user([{"type": "image_url", "image_url": {"url": "data:"}}]), "messages.0.content.0"),
         (CHAT, {"top_logprobs": 2}, "top_logprobs"),
         (CHAT, {"logprobs": True, "top_logprobs": 26}, "top_logprobs"),
         (CHAT, {"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),

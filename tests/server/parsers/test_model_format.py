@@ -9,6 +9,8 @@ from server.parsers.recorded_answers import FORMATS
 from transformers import AutoTokenizer
 
 from engine_server.models import resolve
+from engine_server.server.api.read_request import with_tools as with_tools_of
+from engine_server.server.generation.prompts import ChatTurns
 from engine_server.server.parsers.model_format import find_format
 
 TURNS = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
@@ -105,3 +107,26 @@ def test_template_that_writes_arguments_as_they_are_gets_text(
 ) -> None:
     tokenizer.chat_template = with_tools("<tool_call>") + CALLS.replace("ARGUMENTS", arguments)
     assert find_format(tokenizer, None).text_arguments == as_text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "as_object"),
+    [
+        ("call.function.arguments | tojson", False),
+        ("call.function.arguments | items | list", True),
+        ("call.function.arguments.items()", True),
+    ],
+)
+def test_template_that_reads_arguments_by_name_gets_cut_ones_as_an_object(
+    tokenizer: Any, arguments: str, as_object: bool
+) -> None:
+    tokenizer.chat_template = with_tools("<tool_call>") + CALLS.replace("ARGUMENTS", arguments)
+    call = {"type": "function", "function": {"name": "f", "arguments": '{"city'}}
+    turns = ChatTurns([{"role": "assistant", "content": "", "tool_calls": [call]}], True, False)
+
+    found = find_format(tokenizer, None)
+    (message,) = with_tools_of(turns, found, None).messages
+
+    assert found.object_arguments == as_object
+    expected = {"arguments": '{"city'} if as_object else '{"city'
+    assert message["tool_calls"][0]["function"]["arguments"] == expected

@@ -56,4 +56,4 @@ def opening(body: ChatFields, messages: list[Message]) -> Opening:
     """Return the answer's role and the text it begins with: its own, or those of the message that it continues."""
     last = messages[-1]
     role = "assistant" if body.opens_answer else last.role
-    return Opening(role, last.content if body.echo and last.role == role else "")
+    return Opening(role, last.text if body.echo and last.role == role else "")

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AfterValidator, Field
 
 from engine_server.contract import bounds
-from engine_server.server.api.chat.messages import Message
+from engine_server.server.api.chat.messages import Message, media_in, template_messages
 from engine_server.server.api.chat.template_variables import check_variables
+from engine_server.server.api.content import refuse_media
 from engine_server.server.api.fields import only
 from engine_server.server.api.generation_request import ApiRequest
 from engine_server.server.generation.prompts import ChatTurns
@@ -39,6 +40,8 @@ class ChatInput(ApiRequest):
         if self.continue_final_message and self.add_generation_prompt:
             message = "continue_final_message and add_generation_prompt can't both be true"
             raise ApiError(400, message, param="continue_final_message")
+        if media := media_in(self.messages or ()):
+            raise refuse_media(media[0].part)
 
     def turns(self, settings: ApiSettings, open_answer: bool) -> ChatTurns:
         """Return the conversation. open_answer: the default of add_generation_prompt."""
@@ -48,7 +51,7 @@ class ChatInput(ApiRequest):
         if self.add_generation_prompt is not None:
             open_answer = self.add_generation_prompt
         return ChatTurns(
-            [message.template_message() for message in self.messages or ()],
+            template_messages(self.messages or ()),
             open_answer=open_answer and not self.continue_final_message,
             continue_last=bool(self.continue_final_message),
             tools=self.tools,

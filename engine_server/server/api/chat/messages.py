@@ -1,24 +1,21 @@
 """The messages of a conversation, as clients send them and as chat templates take them."""
 
-import json
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
-from engine_server.server.api.fields import check_depth, message_text, only
+from engine_server.server.api.content import Content, MediaUse, media_of, read_content, text_of
+from engine_server.server.api.fields import call_arguments, only
+
+# Roles whose turns at the beginning say how to answer.
+INSTRUCTING = ("system", "developer")
 
 
-def arguments_object(text: str) -> str:
-    """Check that the arguments of a call are a JSON object."""
-    try:
-        arguments = json.loads(text)
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise PydanticCustomError("arguments", "is not the JSON text of an object")
-    check_depth(arguments)
-    return text
+def message_content(value: object) -> Content:
+    return read_content(value, {"text": "text"})
 
 
 class FunctionCall(BaseModel):
@@ -27,7 +24,7 @@ class FunctionCall(BaseModel):
     model_config = ConfigDict(strict=True)
 
     name: str
-    arguments: Annotated[str, AfterValidator(arguments_object)]
+    arguments: Annotated[dict[str, Any] | str, PlainValidator(call_arguments)]
 
 
 class ToolCall(BaseModel):
@@ -40,8 +37,8 @@ class ToolCall(BaseModel):
     function: FunctionCall
 
     def template_call(self) -> dict[str, Any]:
-        """Return the call as chat templates know it: the arguments are an object."""
-        function = {"name": self.function.name, "arguments": json.loads(self.function.arguments)}
+        """Return the call as chat templates know it."""
+        function = {"name": self.function.name, "arguments": self.function.arguments}
         call = {"type": "function", "function": function}
         return call if self.id is None else {"id": self.id, **call}
 
@@ -53,7 +50,7 @@ class Message(BaseModel):
 
     # Roles beyond OpenAI's are for the chat template to accept or refuse.
     role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: Annotated[str, PlainValidator(message_text)] = ""
+    content: Annotated[Content, PlainValidator(message_content)] = ()
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
@@ -78,12 +75,13 @@ class Message(BaseModel):
             raise PydanticCustomError("tool_calls", "tool_calls are of the role assistant")
         return self
 
+    @property
+    def text(self) -> str:
+        return text_of(self.content)
+
     def template_message(self) -> dict[str, Any]:
-        """Return the message as chat templates know it; they know "developer" by its older name."""
-        message: dict[str, Any] = {
-            "role": "system" if self.role == "developer" else self.role,
-            "content": self.content,
-        }
+        """Return the message as chat templates know it, apart from its role."""
+        message: dict[str, Any] = {"role": self.role, "content": self.text}
         reasoning = self.reasoning_content if self.reasoning is None else self.reasoning
         if self.name is not None:
             message["name"] = self.name
@@ -94,3 +92,30 @@ class Message(BaseModel):
         if reasoning is not None:
             message["reasoning"] = message["reasoning_content"] = reasoning
         return message
+
+
+def template_messages(messages: Iterable[Message]) -> list[dict[str, Any]]:
+    """Return the conversation's turns."""
+    return with_known_roles([message.template_message() for message in messages])
+
+
+def media_in(messages: Sequence[Message], path: str = "messages") -> list[MediaUse]:
+    """Return the media of a conversation. path: that of the messages in the body."""
+    return media_of(
+        [(f"{path}.{number}.content", one.role, one.content) for number, one in enumerate(messages)]
+    )
+
+
+def with_known_roles(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a conversation without the role "developer", which few templates know.
+
+    At the beginning such turns join the system's, of which templates take one. A later one becomes a turn of the user
+    in its place: moved to the beginning, it would change the prefix of every prompt after it, which the cache has.
+    """
+    leading = list(takewhile(lambda turn: turn["role"] in INSTRUCTING, turns))
+    rest = [
+        {**turn, "role": "user"} if turn["role"] == "developer" else turn for turn in turns[len(leading) :]
+    ]
+    if all(turn["role"] == "system" for turn in leading):
+        return [*leading, *rest]
+    return [{"role": "system", "content": "\n\n".join(turn["content"] for turn in leading)}, *rest]

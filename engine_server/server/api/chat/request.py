@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -10,9 +10,10 @@ from pydantic import AfterValidator, Field
 
 from engine_server.contract import bounds
 from engine_server.requests.validation import MAX_INT32
-from engine_server.server.api.chat.messages import Message
-from engine_server.server.api.chat.template_variables import check_variables
+from engine_server.server.api.chat.messages import Message, media_in, template_messages
+from engine_server.server.api.chat.template_variables import Effort, check_variables, effort_variables
 from engine_server.server.api.chat.tools import ToolChoice, Tools, tool_use
+from engine_server.server.api.content import MediaUse
 from engine_server.server.api.fields import Ignored, only
 from engine_server.server.api.generation_request import GenerationRequest
 from engine_server.server.generation.prompts import ChatSource, ChatTurns
@@ -57,10 +58,10 @@ class ChatFields(GenerationRequest):
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
+    reasoning_effort: Effort | None = None
 
     functions: Annotated[Any, only([])] = None
     function_call: Annotated[Any, only("none", "auto")] = None
-    reasoning_effort: Annotated[Any, only()] = None
     moderation: Annotated[Any, only()] = None
     modalities: Annotated[Any, only(["text"])] = None
     audio: Annotated[Any, only()] = None
@@ -96,6 +97,16 @@ class ChatFields(GenerationRequest):
         """The messages of each prompt."""
         raise NotImplementedError
 
+    @cached_property
+    def media(self) -> Sequence[MediaUse]:
+        if len(self.conversations) == 1:
+            return media_in(self.conversations[0])
+        return [
+            one
+            for number, messages in enumerate(self.conversations)
+            for one in media_in(messages, f"messages.{number}")
+        ]
+
     @property
     def opens_answer(self) -> bool:
         if self.add_generation_prompt is None:
@@ -124,11 +135,15 @@ class ChatFields(GenerationRequest):
         if self.chat_template is not None and not settings.trust_request_chat_template:
             message = "chat_template needs a server that was started with --trust-request-chat-template"
             raise ApiError(400, message, param="chat_template")
-        variables = (settings.default_chat_template_kwargs or {}) | (self.chat_template_kwargs or {})
+        variables = {
+            **(settings.default_chat_template_kwargs or {}),
+            **effort_variables(self.reasoning_effort),
+            **(self.chat_template_kwargs or {}),
+        }
         if self.documents is not None:
             variables["documents"] = self.documents
         return ChatTurns(
-            [message.template_message() for message in messages],
+            template_messages(messages),
             self.opens_answer,
             bool(self.continue_final_message),
             variables=variables,

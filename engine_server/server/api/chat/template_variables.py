@@ -1,6 +1,6 @@
 """The variables of a chat template that a request may set."""
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic_core import PydanticCustomError
 
@@ -14,6 +14,18 @@ RESERVED = frozenset(
         "additional_special_tokens",
     )
 )  # fmt: skip
+
+
+# The effort of the reasoning.
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+def effort_variables(effort: Effort | None) -> dict[str, Any]:
+    """Return the variables by which templates switch reasoning, under all of their names."""
+    if effort is None:
+        return {}
+    enabled = effort != "none"
+    return {"enable_thinking": enabled, "thinking": enabled, "reasoning_effort": effort}
 
 
 def check_variables(variables: dict[str, Any]) -> dict[str, Any]:

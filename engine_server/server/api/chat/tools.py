@@ -13,7 +13,8 @@ from engine_server.server.api.fields import UNSUPPORTED, check_bound, check_dept
 from engine_server.server.generation.tool_use import ToolUse
 from engine_server.server.http.errors import ApiError
 
-ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+MAX_NAME_LENGTH = 128
+ToolName = Annotated[str, Field(pattern=rf"^[a-zA-Z0-9_.-]{{1,{MAX_NAME_LENGTH}}}$")]
 
 
 def check_schema(schema: dict[str, Any]) -> dict[str, Any]:

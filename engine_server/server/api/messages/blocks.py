@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator
 from pydantic_core import PydanticCustomError
 
+from engine_server.server.api.content import MEDIA_TYPES, MediaPart
 from engine_server.server.api.fields import UNSUPPORTED
 
-SUPPORTED_BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
+SUPPORTED_BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result", *MEDIA_TYPES)
 
 
 def text_as_block(value: object) -> object:
@@ -44,6 +46,15 @@ class TextBlock(BaseModel):
 
 # Text content, which may also be a string.
 TextContent = Annotated[list[Annotated[TextBlock, only_types("text")]], BeforeValidator(text_as_block)]
+
+
+# Content of tools' results.
+ResultContent = Annotated[
+    list[
+        Annotated[Annotated[TextBlock | MediaPart, Discriminator("type")], only_types("text", *MEDIA_TYPES)]
+    ],
+    BeforeValidator(text_as_block),
+]
 
 
 class ThinkingBlock(BaseModel):
@@ -84,16 +95,17 @@ class ToolResultBlock(BaseModel):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: TextContent = []
+    content: ResultContent = []
     is_error: bool | None = None
 
 
 Block = Annotated[
-    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock, Discriminator("type")
+    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock | MediaPart,
+    Discriminator("type"),
 ]
 Content = Annotated[list[Annotated[Block, only_types(*SUPPORTED_BLOCKS)]], BeforeValidator(text_as_block)]
 
 
-def join_text(blocks: list[TextBlock]) -> str:
+def join_text(blocks: Sequence[TextBlock | MediaPart]) -> str:
     """Return the text of several blocks, as the chat API joins text parts."""
     return "\n".join(block.text for block in blocks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -10,11 +10,13 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
 from engine_server.contract import bounds
 from engine_server.server.api.chat.tools import tool_use
+from engine_server.server.api.content import MediaUse
 from engine_server.server.api.conversation_request import ConversationRequest
 from engine_server.server.api.fields import Ignored, only, stop_strings
+from engine_server.server.api.ignored import IgnoredPart
 from engine_server.server.api.messages.blocks import TextBlock, TextContent
-from engine_server.server.api.messages.tools import ToolChoice, Tools
-from engine_server.server.api.messages.turns import Message, template_messages
+from engine_server.server.api.messages.tools import ToolChoice, Tools, chat_tools, ignored_tools
+from engine_server.server.api.messages.turns import Message, media_in, template_messages
 from engine_server.server.generation.prompts import ChatTurns
 from engine_server.server.generation.tool_use import ToolUse
 from engine_server.server.http.errors import ApiError
@@ -94,11 +96,19 @@ class MessagesRequest(ConversationRequest):
 
     @cached_property
     def tool_use(self) -> ToolUse | None:
-        tools = [tool.chat_tool() for tool in self.tools or []]
+        tools = chat_tools(self.tools or [])
         choice = self.tool_choice
         if choice is None:
             return tool_use(tools, None, None)
         return tool_use(tools, choice.chat_choice(), not choice.disable_parallel_tool_use)
+
+    @cached_property
+    def media(self) -> Sequence[MediaUse]:
+        return media_in(self.messages)
+
+    @property
+    def ignored_tools(self) -> Sequence[IgnoredPart]:
+        return ignored_tools(self.tools or [])
 
     @property
     def response_form(self) -> dict[str, Any] | None:

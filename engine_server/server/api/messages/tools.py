@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from engine_server.contract import bounds
 from engine_server.server.api.chat import tools as chat
 from engine_server.server.api.chat.tools import ToolName, check_schema, check_tools
-from engine_server.server.api.fields import UNSUPPORTED
+from engine_server.server.api.ignored import IgnoredPart, IgnoredTool
 
 
-def custom_tool(value: object) -> object:
-    """Refuse tools that Anthropic defines by name: a model here doesn't know them."""
-    kind = value.get("type") if isinstance(value, dict) else None
-    if isinstance(kind, str) and kind != "custom":
-        raise PydanticCustomError(
-            UNSUPPORTED,
-            "is a tool of type {kind}, which is not supported; only tools with an input_schema of their own are",
-            {"kind": kind[:64]},
-        )
-    return value
+def kind_of(value: object) -> str:
+    """Return the tag of a tool. A model here doesn't know those that Anthropic defines."""
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "custom" if kind in (None, "custom") else "other"
 
 
 class Tool(BaseModel):
@@ -45,14 +40,31 @@ class Tool(BaseModel):
         return chat.Tool(type="function", function=function)
 
 
-def check_together(tools: list[Tool]) -> list[Tool]:
+def chat_tools(tools: Sequence[Tool | IgnoredTool]) -> list[chat.Tool]:
+    """Return the tools in the form of OpenAI's chat API, without those that are ignored."""
+    return [tool.chat_tool() for tool in tools if isinstance(tool, Tool)]
+
+
+def ignored_tools(tools: Sequence[Tool | IgnoredTool]) -> list[IgnoredPart]:
+    return [
+        IgnoredPart(f"tools.{number}", tool.type)
+        for number, tool in enumerate(tools)
+        if isinstance(tool, IgnoredTool)
+    ]
+
+
+def check_together(tools: list[Tool | IgnoredTool]) -> list[Tool | IgnoredTool]:
     """Check what concerns the tools together."""
-    check_tools([tool.chat_tool() for tool in tools])
+    check_tools(chat_tools(tools))
     return tools
 
 
 Tools = Annotated[
-    list[Annotated[Tool, BeforeValidator(custom_tool)]],
+    list[
+        Annotated[
+            Annotated[Tool, Tag("custom")] | Annotated[IgnoredTool, Tag("other")], Discriminator(kind_of)
+        ]
+    ],
     Field(max_length=bounds.TOOLS.limit),
     AfterValidator(check_together),
 ]

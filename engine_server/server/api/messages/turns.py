@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from engine_server.server.api.content import MediaPart, MediaUse, media_of
 from engine_server.server.api.messages.blocks import (
     Block,
     Content,
@@ -32,6 +34,20 @@ class Message(BaseModel):
     content: Content
 
 
+def media_in(messages: list[Message]) -> list[MediaUse]:
+    """Return the media of the conversation, those of tools' results too."""
+    contents: list[tuple[str, str, Sequence[Any]]] = []
+    for number, message in enumerate(messages):
+        path = f"messages.{number}.content"
+        contents += [
+            (f"{path}.{index}.content", "tool", block.content)
+            for index, block in enumerate(message.content)
+            if isinstance(block, ToolResultBlock)
+        ]
+        contents.append((path, message.role, message.content))
+    return media_of(contents)
+
+
 def template_messages(system: list[TextBlock], messages: list[Message]) -> list[dict[str, Any]]:
     """Return the conversation's turns. Consecutive messages of one role are one turn, as in Anthropic's API."""
     instructions = [block for block in system if not block.text.startswith(BILLING_HEADER)]
@@ -54,12 +70,12 @@ def template_messages(system: list[TextBlock], messages: list[Message]) -> list[
 
 
 def assistant_turn(blocks: list[Block]) -> dict[str, Any]:
-    texts: list[TextBlock] = []
+    texts: list[TextBlock | MediaPart] = []
     reasoning: list[str] = []
     calls = []
     for block in blocks:
         match block:
-            case TextBlock():
+            case TextBlock() | MediaPart():
                 texts.append(block)
             case ThinkingBlock():
                 reasoning.append(block.thinking)
@@ -84,9 +100,10 @@ def input_turns(role: str, blocks: list[Block], names: dict[str, str]) -> list[d
     names: the tools' names by the ids of their calls.
     """
     turns: list[dict[str, Any]] = []
-    for is_text, group in groupby(blocks, key=lambda block: isinstance(block, TextBlock)):
+    for is_text, group in groupby(blocks, key=lambda block: isinstance(block, TextBlock | MediaPart)):
         if is_text:
-            turns.append({"role": role, "content": join_text([b for b in group if isinstance(b, TextBlock)])})
+            shown = [block for block in group if isinstance(block, TextBlock | MediaPart)]
+            turns.append({"role": role, "content": join_text(shown)})
             continue
         for block in group:
             if not isinstance(block, ToolResultBlock) or role != "user":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
 
 from engine_server.server.api.chat.logprobs import TokenLogprob
+from engine_server.server.api.responses.tools import ToolTarget, custom_input
 from engine_server.server.generation.events import Part, Reasoning, Text, TokenCounts, ToolCall
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -52,9 +54,22 @@ class FunctionCallItem(msgspec.Struct, tag_field="type", tag="function_call"):
     call_id: str
     name: str
     arguments: str
+    # Of a tool in one.
+    namespace: str | msgspec.UnsetType = msgspec.UNSET
 
 
-OutputItem = MessageItem | ReasoningItem | FunctionCallItem
+class CustomCallItem(msgspec.Struct, tag_field="type", tag="custom_tool_call"):
+    """A call of a tool that takes one text."""
+
+    id: str
+    status: ItemStatus
+    call_id: str
+    name: str
+    input: str
+    namespace: str | msgspec.UnsetType = msgspec.UNSET
+
+
+OutputItem = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem
 Content = OutputText | ReasoningText
 
 
@@ -142,9 +157,17 @@ class ResponseBody(msgspec.Struct, kw_only=True):
 
 
 def to_item(
-    part: Part, response_id: str, index: int, status: ItemStatus, logprobs: list[TokenLogprob]
+    part: Part,
+    response_id: str,
+    index: int,
+    status: ItemStatus,
+    logprobs: list[TokenLogprob],
+    targets: Mapping[str, ToolTarget],
 ) -> OutputItem:
-    """Return the item of a whole part. Its id derives from the response's, so that a continued stream has the same."""
+    """Return the item of a whole part. Its id derives from the response's, so that a continued stream has the same.
+
+    targets: the tools by the names that a model may call them.
+    """
     suffix = f"{response_id.removeprefix('resp_')}_{index}"
     match part:
         case Text():
@@ -152,4 +175,11 @@ def to_item(
         case Reasoning():
             return ReasoningItem(f"rs_{suffix}", status, [ReasoningText(part.text)])
         case ToolCall():
-            return FunctionCallItem(f"fc_{suffix}", status, part.id or "", part.name or "", part.arguments)
+            called = part.name or ""
+            target = targets.get(called, ToolTarget(called, None, custom=False))
+            namespace = target.namespace or msgspec.UNSET
+            call_id, name = part.id or "", target.name
+            if target.custom:
+                text = custom_input(part.arguments)
+                return CustomCallItem(f"ctc_{suffix}", status, call_id, name, text, namespace)
+            return FunctionCallItem(f"fc_{suffix}", status, call_id, name, part.arguments, namespace)

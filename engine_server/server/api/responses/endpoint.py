@@ -57,4 +57,6 @@ def routes(host: EngineHost) -> APIRouter:
 
 def renderer(model: LoadedModel, body: ResponsesRequest, identity: AnswerIdentity) -> ResponseRenderer:
     echo = body.echo(model.sampling_defaults)
-    return ResponseRenderer(identity.id, identity.created, identity.model, echo, body.top_logprobs or 0)
+    return ResponseRenderer(
+        identity.id, identity.created, identity.model, echo, body.top_logprobs or 0, body.tool_targets
+    )

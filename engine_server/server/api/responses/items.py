@@ -5,14 +5,24 @@ from __future__ import annotations
 from itertools import groupby
 from typing import Annotated, Any, Literal
 
-import msgspec
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from engine_server.server.api.fields import UNSUPPORTED
+from engine_server.server.api.chat.messages import with_known_roles
+from engine_server.server.api.content import Content, MediaUse, media_of, read_content, text_of
+from engine_server.server.api.fields import UNSUPPORTED, call_arguments
+from engine_server.server.api.responses.tools import CUSTOM_PARAMETER, template_name
 
-SUPPORTED_ITEMS = ("message", "function_call", "function_call_output", "reasoning")
-SUPPORTED_PARTS = ("input_text", "output_text", "refusal")
+SUPPORTED_ITEMS = (
+    "message",
+    "function_call",
+    "function_call_output",
+    "custom_tool_call",
+    "custom_tool_call_output",
+    "reasoning",
+)
+# The field of the text by the type of a part.
+TEXT_FIELDS = {"input_text": "text", "output_text": "text", "refusal": "refusal"}
 
 
 def supported_item(value: object) -> object:
@@ -33,28 +43,11 @@ def supported_item(value: object) -> object:
     return value | {"type": kind}
 
 
-def content_text(value: object) -> object:
-    """Return content as one string; text parts are joined by line ends, as in the chat API."""
-    if not isinstance(value, list):
-        return value
-    return "\n".join(part_text(part, number) for number, part in enumerate(value))
+def item_content(value: object) -> Content:
+    return read_content(value, TEXT_FIELDS)
 
 
-def part_text(part: object, number: int) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if not isinstance(part, dict) or kind not in SUPPORTED_PARTS:
-        raise PydanticCustomError(
-            UNSUPPORTED,
-            "has as part {number} a {kind}, which is not supported; supported: {supported}",
-            {"number": number, "kind": str(kind)[:64], "supported": ", ".join(SUPPORTED_PARTS)},
-        )
-    text = part.get("refusal" if kind == "refusal" else "text")
-    if not isinstance(text, str):
-        raise PydanticCustomError("content", "has no text in part {number}", {"number": number})
-    return text
-
-
-ItemText = Annotated[str, BeforeValidator(content_text)]
+ItemContent = Annotated[Content, PlainValidator(item_content)]
 
 
 class MessageItem(BaseModel):
@@ -64,24 +57,13 @@ class MessageItem(BaseModel):
 
     type: Literal["message"]
     role: Literal["user", "assistant", "system", "developer"]
-    content: ItemText
+    content: ItemContent
     status: Literal["in_progress", "completed", "incomplete"] | None = None
 
     @property
     def is_open(self) -> bool:
         """True for the beginning of an answer, which is continued where it is the last item."""
         return self.role == "assistant" and self.status in ("in_progress", "incomplete")
-
-
-def json_object(value: object) -> object:
-    """Return the arguments of a call, which are JSON in a string, as an object."""
-    try:
-        arguments = msgspec.json.decode(value) if isinstance(value, str) else None
-    except msgspec.DecodeError:
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise PydanticCustomError("arguments", "takes a string with a JSON object", {})
-    return arguments
 
 
 class FunctionCallItem(BaseModel):
@@ -92,17 +74,34 @@ class FunctionCallItem(BaseModel):
     type: Literal["function_call"]
     call_id: str
     name: str
-    arguments: Annotated[dict[str, Any], BeforeValidator(json_object)]
+    namespace: str | None = None
+    arguments: Annotated[dict[str, Any] | str, PlainValidator(call_arguments)]
 
 
-class FunctionCallOutputItem(BaseModel):
+class CustomCallItem(BaseModel):
+    """A call of a custom tool in an earlier answer."""
+
+    model_config = ConfigDict(strict=True)
+
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    namespace: str | None = None
+    input: str
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return {CUSTOM_PARAMETER: self.input}
+
+
+class CallOutputItem(BaseModel):
     """The result of a tool call."""
 
     model_config = ConfigDict(strict=True)
 
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
-    output: ItemText
+    output: ItemContent
 
 
 class ReasoningPart(BaseModel):
@@ -128,7 +127,10 @@ class ReasoningItem(BaseModel):
 
 
 Item = Annotated[
-    Annotated[MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem, Discriminator("type")],
+    Annotated[
+        MessageItem | FunctionCallItem | CustomCallItem | CallOutputItem | ReasoningItem,
+        Discriminator("type"),
+    ],
     BeforeValidator(supported_item),
 ]
 
@@ -142,7 +144,23 @@ Input = Annotated[list[Item], BeforeValidator(text_as_item)]
 
 
 def is_of_assistant(item: Item) -> bool:
-    return not isinstance(item, FunctionCallOutputItem) and getattr(item, "role", "assistant") == "assistant"
+    return not isinstance(item, CallOutputItem) and getattr(item, "role", "assistant") == "assistant"
+
+
+def media_in(items: list[Item]) -> list[MediaUse]:
+    """Return the media of the conversation."""
+    return media_of([content_of(item, f"input.{number}") for number, item in enumerate(items)])
+
+
+def content_of(item: Item, path: str) -> tuple[str, str, Content]:
+    """Return an item's content, with its path in the body and its role. path: that of the item."""
+    match item:
+        case MessageItem():
+            return f"{path}.content", item.role, item.content
+        case CallOutputItem():
+            return f"{path}.output", "tool", item.output
+        case _:
+            return path, "assistant", ()
 
 
 def template_messages(instructions: str | None, items: list[Item]) -> list[dict[str, Any]]:
@@ -150,19 +168,21 @@ def template_messages(instructions: str | None, items: list[Item]) -> list[dict[
     turns: list[dict[str, Any]] = []
     if instructions:
         turns.append({"role": "system", "content": instructions})
-    names = {item.call_id: item.name for item in items if isinstance(item, FunctionCallItem)}
+    names = {
+        item.call_id: template_name(item.namespace, item.name)
+        for item in items
+        if isinstance(item, FunctionCallItem | CustomCallItem)
+    }
     for of_assistant, group in groupby(items, key=is_of_assistant):
         if of_assistant:
             turns.append(assistant_turn(list(group)))
             continue
         for item in group:
-            if isinstance(item, FunctionCallOutputItem):
+            if isinstance(item, CallOutputItem):
                 turns.append(tool_turn(item, names))
             elif isinstance(item, MessageItem):
-                # Templates know "developer" by its older name.
-                role = "system" if item.role == "developer" else item.role
-                turns.append({"role": role, "content": item.content})
-    return turns
+                turns.append({"role": item.role, "content": text_of(item.content)})
+    return with_known_roles(turns)
 
 
 def assistant_turn(items: list[Item]) -> dict[str, Any]:
@@ -170,11 +190,12 @@ def assistant_turn(items: list[Item]) -> dict[str, Any]:
     for item in items:
         match item:
             case MessageItem():
-                texts.append(item.content)
+                texts.append(text_of(item.content))
             case ReasoningItem():
                 reasoning.append(item.text)
-            case FunctionCallItem():
-                function = {"name": item.name, "arguments": item.arguments}
+            case FunctionCallItem() | CustomCallItem():
+                name = template_name(item.namespace, item.name)
+                function = {"name": name, "arguments": item.arguments}
                 calls.append({"id": item.call_id, "type": "function", "function": function})
     turn: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
     if any(reasoning):
@@ -184,8 +205,8 @@ def assistant_turn(items: list[Item]) -> dict[str, Any]:
     return turn
 
 
-def tool_turn(item: FunctionCallOutputItem, names: dict[str, str]) -> dict[str, Any]:
-    turn = {"role": "tool", "tool_call_id": item.call_id, "content": item.output}
+def tool_turn(item: CallOutputItem, names: dict[str, str]) -> dict[str, Any]:
+    turn = {"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)}
     if item.call_id in names:
         turn["name"] = names[item.call_id]
     return turn

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -10,6 +10,7 @@ import msgspec
 from engine_server.server.api.chat.logprobs import TokenLogprob, to_logprobs
 from engine_server.server.api.responses.body import (
     Content,
+    CustomCallItem,
     FailureBody,
     FunctionCallItem,
     IncompleteDetails,
@@ -28,6 +29,8 @@ from engine_server.server.api.responses.stream_events import (
     ArgumentsDelta,
     ArgumentsDone,
     ErrorEvent,
+    InputDelta,
+    InputDone,
     ItemEvent,
     PartEvent,
     ReasoningDelta,
@@ -37,6 +40,7 @@ from engine_server.server.api.responses.stream_events import (
     TextDelta,
     TextDone,
 )
+from engine_server.server.api.responses.tools import ToolTarget, custom_input
 from engine_server.server.generation.events import (
     ChoiceDelta,
     Finish,
@@ -64,12 +68,20 @@ class ResponseRenderer(Renderer):
     end = b""
 
     def __init__(
-        self, response_id: str, created: int, model: str, echo: RequestEcho, top_logprobs: int
+        self,
+        response_id: str,
+        created: int,
+        model: str,
+        echo: RequestEcho,
+        top_logprobs: int,
+        targets: Mapping[str, ToolTarget],
     ) -> None:
+        """targets: the tools by the names that a model may call them."""
         self._id, self._created, self._model = response_id, created, model
         # The end of every body, encoded once.
         self._echo = b"," + encode(echo)[1:]
         self._top_logprobs = top_logprobs
+        self._targets = targets
         # The number of the next event.
         self.num_events = 0
         # The items so far, of which the last one may be open.
@@ -93,7 +105,8 @@ class ResponseRenderer(Renderer):
             assert self._open is not None
             # The log-probabilities of an event belong to its text.
             found, logprobs = (logprobs, []) if isinstance(part, Text) else ([], logprobs)
-            events += self._send(self._open.delta(part, found, self.num_events))
+            if delta := self._open.delta(part, found, self.num_events):
+                events += self._send(delta)
         if event.finish is not None:
             self._finish = event.finish
             events += self._close(item_status(event.finish))
@@ -108,7 +121,7 @@ class ResponseRenderer(Renderer):
         items: list[OutputItem] = []
         for index, part in enumerate(parts := join_parts(choice.parts)):
             status = item_status(choice.finish) if index == len(parts) - 1 else "completed"
-            items.append(to_item(part, self._id, index, status, logprobs))
+            items.append(to_item(part, self._id, index, status, logprobs, self._targets))
             if isinstance(part, Text):
                 logprobs = []
         return self._encode(self._end_body(items, counts))
@@ -151,7 +164,7 @@ class ResponseRenderer(Renderer):
         """Open an item for `part`, and return its first events."""
         empty = ToolCall(part.index, part.id, part.name, "") if isinstance(part, ToolCall) else type(part)("")
         index = len(self._items)
-        item = to_item(empty, self._id, index, "in_progress", [])
+        item = to_item(empty, self._id, index, "in_progress", [], self._targets)
         self._items.append(item)
         self._open = ItemStream(item, index, part)
         bare = msgspec.structs.replace(item, content=[]) if hasattr(item, "content") else item
@@ -166,7 +179,18 @@ class ResponseRenderer(Renderer):
             return b""
         stream = self._open
         stream.join(status)
-        events = self._send(stream.done(self.num_events))
+        events = b""
+        if isinstance(stream.item, CustomCallItem):
+            # Its text is known once the JSON around it is complete.
+            events = self._send(
+                InputDelta(
+                    sequence_number=self.num_events,
+                    item_id=stream.item.id,
+                    output_index=stream.index,
+                    delta=stream.item.input,
+                )
+            )
+        events += self._send(stream.done(self.num_events))
         if content := stream.content:
             events += self._send(self._part_event("response.content_part.done", content))
         events += self._send(
@@ -208,7 +232,7 @@ class ItemStream:
 
     @property
     def content(self) -> Content | None:
-        return None if isinstance(self.item, FunctionCallItem) else self.item.content[0]
+        return None if isinstance(self.item, FunctionCallItem | CustomCallItem) else self.item.content[0]
 
     def takes(self, part: Part) -> bool:
         """Return true if `part` belongs to this item."""
@@ -216,8 +240,8 @@ class ItemStream:
             return part.index == self._first.index
         return type(part) is type(self._first)
 
-    def delta(self, part: Part, logprobs: list[TokenLogprob], number: int) -> StreamEvent:
-        """Return the event that adds `part`."""
+    def delta(self, part: Part, logprobs: list[TokenLogprob], number: int) -> StreamEvent | None:
+        """Return the event that adds `part`; None for a part whose text comes at the item's end."""
         match part:
             case Text():
                 self._texts.append(part.text)
@@ -236,6 +260,8 @@ class ItemStream:
                 )
             case ToolCall():
                 self._texts.append(part.arguments)
+                if isinstance(self.item, CustomCallItem):
+                    return None
                 return ArgumentsDelta(
                     sequence_number=number,
                     item_id=self.item.id,
@@ -254,6 +280,8 @@ class ItemStream:
                 self.item.content = [ReasoningText(text)]
             case FunctionCallItem():
                 self.item.arguments = text
+            case CustomCallItem():
+                self.item.input = custom_input(text)
 
     def done(self, number: int) -> StreamEvent:
         """Return the event with the whole text; `join` was called before."""
@@ -277,6 +305,13 @@ class ItemStream:
                     output_index=self.index,
                     name=self.item.name,
                     arguments=self.item.arguments,
+                )
+            case CustomCallItem():
+                return InputDone(
+                    sequence_number=number,
+                    item_id=self.item.id,
+                    output_index=self.index,
+                    input=self.item.input,
                 )
         raise AssertionError("an item has one content")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -11,12 +11,25 @@ from pydantic_core import PydanticCustomError
 
 from engine_server.contract import bounds
 from engine_server.requests.validation import MAX_INT32
+from engine_server.server.api.chat.template_variables import Effort, effort_variables
 from engine_server.server.api.chat.tools import NamedTool, tool_use
+from engine_server.server.api.content import MediaUse
 from engine_server.server.api.conversation_request import ConversationRequest
 from engine_server.server.api.fields import UNSUPPORTED, Ignored, Unsupported, only
+from engine_server.server.api.ignored import IgnoredPart, IgnoredTool
 from engine_server.server.api.responses.body import RequestEcho
-from engine_server.server.api.responses.items import Input, MessageItem, template_messages
-from engine_server.server.api.responses.tools import AllowedTools, NamedFunction, ToolChoice, Tools
+from engine_server.server.api.responses.items import Input, MessageItem, media_in, template_messages
+from engine_server.server.api.responses.tools import (
+    AllowedTools,
+    ToolChoice,
+    Tools,
+    ToolTarget,
+    chat_tools,
+    ignored_grammars,
+    ignored_tools,
+    tool_targets,
+)
+from engine_server.server.api.responses.tools import NamedTool as NamedChoice
 from engine_server.server.generation.prompts import ChatTurns, Cut
 from engine_server.server.generation.tool_use import ToolUse
 from engine_server.server.http.errors import ApiError
@@ -40,16 +53,9 @@ class ReasoningOptions(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Effort | None = None
     # There are no summaries: the reasoning itself is in the answer.
     summary: Literal["auto", "concise", "detailed"] | None = None
-
-    def template_variables(self) -> dict[str, Any]:
-        """Return the variables by which templates switch reasoning, under all of their names."""
-        if self.effort is None:
-            return {}
-        enabled = self.effort != "none"
-        return {"enable_thinking": enabled, "thinking": enabled, "reasoning_effort": self.effort}
 
 
 class TextFormat(BaseModel):
@@ -126,12 +132,13 @@ class ResponsesRequest(ConversationRequest):
 
     @cached_property
     def tool_use(self) -> ToolUse | None:
-        tools = [tool.chat_tool() for tool in self.tools or []]
+        tools = chat_tools(self.tools or [])
         match self.tool_choice:
-            case NamedFunction(name=name):
-                return tool_use(tools, NamedTool(name=name), self.parallel_tool_calls)
+            case NamedChoice() as choice:
+                named = NamedTool.model_construct(name=choice.template_name(self.tool_targets))
+                return tool_use(tools, named, self.parallel_tool_calls)
             case AllowedTools(mode=mode, tools=allowed):
-                names = {tool.name for tool in allowed}
+                names = {tool.template_name(self.tool_targets) for tool in allowed}
                 if missing := names - {tool.function.name for tool in tools}:
                     message = f"tool_choice: there is no tool {min(missing)}"
                     raise ApiError(400, message, param="tool_choice")
@@ -140,6 +147,23 @@ class ResponsesRequest(ConversationRequest):
                 )
             case choice:
                 return tool_use(tools, choice, self.parallel_tool_calls)
+
+    @cached_property
+    def tool_targets(self) -> Mapping[str, ToolTarget]:
+        """The tools by the names that a model may call them."""
+        return tool_targets(self.tools or [])
+
+    @property
+    def ignored_tools(self) -> Sequence[IgnoredPart]:
+        return ignored_tools(self.tools or [])
+
+    @cached_property
+    def media(self) -> Sequence[MediaUse]:
+        return media_in(self.input)
+
+    @property
+    def ignored(self) -> Sequence[IgnoredPart]:
+        return [*super().ignored, *ignored_grammars(self.tools or [])]
 
     @property
     def response_form(self) -> dict[str, Any] | None:
@@ -167,7 +191,7 @@ class ResponsesRequest(ConversationRequest):
     def turns(self) -> ChatTurns:
         last = self.input[-1]
         continues = isinstance(last, MessageItem) and last.is_open
-        variables = self.reasoning.template_variables() if self.reasoning else {}
+        variables = effort_variables(self.reasoning.effort if self.reasoning else None)
         turns = template_messages(self.instructions, self.input)
         return ChatTurns(turns, not continues, continues, variables=variables)
 
@@ -178,7 +202,7 @@ class ResponsesRequest(ConversationRequest):
         sampling = {
             name: defaults.get(name, 1.0) if value is None else value for name, value in given.items()
         }
-        tools = [tool.model_dump() for tool in self.tools or []]
+        tools = [tool.model_dump() for tool in self.tools or [] if not isinstance(tool, IgnoredTool)]
         choice = self.tool_choice
         return RequestEcho(
             instructions=self.instructions,

@@ -101,6 +101,26 @@ class ArgumentsDone(msgspec.Struct, kw_only=True):
     arguments: str
 
 
+class InputDelta(msgspec.Struct, kw_only=True):
+    """New text for a custom tool."""
+
+    type: str = "response.custom_tool_call_input.delta"
+    sequence_number: int
+    item_id: str
+    output_index: int
+    delta: str
+
+
+class InputDone(msgspec.Struct, kw_only=True):
+    """The whole text for a custom tool."""
+
+    type: str = "response.custom_tool_call_input.done"
+    sequence_number: int
+    item_id: str
+    output_index: int
+    input: str
+
+
 class ErrorEvent(msgspec.Struct, kw_only=True):
     """A failure."""
 
@@ -121,5 +141,7 @@ StreamEvent = (
     | ReasoningDone
     | ArgumentsDelta
     | ArgumentsDone
+    | InputDelta
+    | InputDone
     | ErrorEvent
 )

@@ -6,6 +6,7 @@ from typing import Any
 
 import anthropic
 import pytest
+from local_server import LocalServer
 
 MODEL = "smollm2"
 QUESTION = [{"role": "user", "content": "What is the weather in Paris?"}]
@@ -143,3 +144,15 @@ def test_answer_follows_the_schema_of_its_format(claude: anthropic.Anthropic, st
         message = claude.messages.create(**request)  # type: ignore[assignment]
     assert message.content[0].type == "text"
     assert json.loads(message.content[0].text)["city"] in ("Paris", "Rome")
+
+
+def test_tools_that_anthropic_defines_are_left_out_and_named(scripted: LocalServer) -> None:
+    hosted = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
+    body = {"model": MODEL, "messages": QUESTION, "max_tokens": 1}
+
+    answer = scripted.post("/v1/messages", body | {"tools": [WEATHER, hosted]})
+    without = scripted.post("/v1/messages", body | {"tools": [WEATHER]})
+
+    assert answer.status == 200, answer.body
+    assert answer.headers["x-fairlead-ignored"] == "tools.1 (web_search_20250305)"
+    assert answer.json["usage"]["input_tokens"] == without.json["usage"]["input_tokens"]

@@ -149,6 +149,7 @@ def test_thinking_switches_the_templates_reasoning(thinking: dict[str, Any], ena
     assert turns([user("Hi")]).variables == {}
 
 
+WEB_SEARCH = {"type": "web_search_20250305", "name": "web_search"}
 TOOL = {"name": "f", "input_schema": {"type": "object"}}
 IMAGE = {"type": "image", "source": {"type": "url", "url": "https://example.com/a.png"}}
 
@@ -156,24 +157,19 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "https://example.com/
 @pytest.mark.parametrize(
     ("change", "param", "reason"),
     [
-        ({"messages": [user([IMAGE])]}, "messages.0.content.0", "image"),
-        ({"messages": [user([{"type": "document"}])]}, "messages.0.content.0", "document"),
-        (
-            {"messages": [user([{"type": "tool_result", "tool_use_id": "1", "content": [IMAGE]}])]},
-            "messages.0.content.0.tool_result.content.0",
-            "image",
-        ),
+        ({"messages": [user([{"type": "search_result"}])]}, "messages.0.content.0", "search_result"),
         ({"system": [IMAGE]}, "system.0", "image"),
         ({"messages": [user([CALL])]}, "messages", "tool_use"),
         ({"messages": [user("Go"), assistant([CALL])]}, "messages", "ends with text"),
         ({"messages": []}, "messages", "at least 1"),
         ({"max_tokens": None}, "max_tokens", "integer"),
         (
-            {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
-            "tools.0",
-            "web_search_20250305",
+            {"tools": [WEB_SEARCH], "tool_choice": {"type": "tool", "name": "web_search"}},
+            "tool_choice",
+            "no tools",
         ),
-        ({"tools": [{"name": "f"}]}, "tools.0.input_schema", "missing"),
+        ({"tools": [WEB_SEARCH], "tool_choice": {"type": "any"}}, "tool_choice", "no tools"),
+        ({"tools": [{"name": "f"}]}, "tools.0.custom.input_schema", "missing"),
         ({"tool_choice": {"type": "any"}}, "tool_choice", "no tools"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice", "needs a name"),
         (
@@ -182,7 +178,7 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "https://example.com/
             "no tool g",
         ),
         ({"tools": [TOOL, TOOL]}, "tools", "twice"),
-        ({"tools": [TOOL | {"input_schema": {"type": "string"}}]}, "tools.0.input_schema", "object"),
+        ({"tools": [TOOL | {"input_schema": {"type": "string"}}]}, "tools.0.custom.input_schema", "object"),
         (
             {
                 "tools": [TOOL | {"strict": True}],

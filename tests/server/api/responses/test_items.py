@@ -46,8 +46,28 @@ def test_messages_have_several_forms(message: dict[str, Any]) -> None:
     assert turns([message]).messages == [{"role": "user", "content": "a\nb"}]
 
 
-def test_developer_is_the_system() -> None:
-    assert turns([{"role": "developer", "content": "Be brief."}]).messages[0]["role"] == "system"
+def test_leading_messages_of_the_developer_join_the_system_and_later_ones_are_the_users() -> None:
+    developer = {"role": "developer", "content": "Sandbox: read-only."}
+    found = turns([developer, {"role": "user", "content": "Hi"}, developer], instructions="Be brief.")
+    assert found.messages == [
+        {"role": "system", "content": "Be brief.\n\nSandbox: read-only."},
+        {"role": "user", "content": "Hi"},
+        {"role": "user", "content": "Sandbox: read-only."},
+    ]
+
+
+def test_calls_in_namespaces_and_of_custom_tools_have_the_names_of_the_prompt() -> None:
+    called = {"type": "custom_tool_call", "call_id": "call_2", "name": "apply_patch", "input": "*** Begin"}
+    answered = {"type": "custom_tool_call_output", "call_id": "call_2", "output": "Done"}
+    calls, *results = turns([CALL | {"namespace": "web"}, called, OUTPUT, answered]).messages
+    assert [call["function"] for call in calls["tool_calls"]] == [
+        {"name": "web__get_weather", "arguments": {"city": "Paris"}},
+        {"name": "apply_patch", "arguments": {"input": "*** Begin"}},
+    ]
+    assert [(turn["role"], turn["name"], turn["content"]) for turn in results] == [
+        ("tool", "web__get_weather", "18 degrees"),
+        ("tool", "apply_patch", "Done"),
+    ]
 
 
 def test_items_of_an_answer_are_one_turn() -> None:
@@ -159,6 +179,12 @@ def test_effort_switches_the_templates_reasoning() -> None:
     assert turns(reasoning={"summary": "auto"}).variables == {}
 
 
+@pytest.mark.parametrize(("arguments", "expected"), [("", {}), ('{"city": "Pa', '{"city": "Pa')])
+def test_empty_and_cut_arguments_of_a_call_are_accepted(arguments: str, expected: Any) -> None:
+    (turn,) = turns([CALL | {"arguments": arguments}]).messages
+    assert turn["tool_calls"][0]["function"]["arguments"] == expected
+
+
 @pytest.mark.parametrize(
     ("change", "param", "reason"),
     [
@@ -167,13 +193,24 @@ def test_effort_switches_the_templates_reasoning() -> None:
         ({"input": [{"id": "msg_1"}]}, "input.0", "send the whole item"),
         ({"input": [{"type": "computer_call", "id": "1"}]}, "input.0", "computer_call"),
         (
-            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}]},
+            {"input": [{"role": "user", "content": [{"type": "computer_screenshot"}]}]},
             "input.0.message.content",
-            "input_image",
+            "computer_screenshot",
         ),
-        ({"input": [CALL | {"arguments": "{"}]}, "input.0.function_call.arguments", "JSON object"),
-        ({"input": [CALL | {"arguments": "[]"}]}, "input.0.function_call.arguments", "JSON object"),
-        ({"tools": [{"type": "web_search"}]}, "tools.0", "web_search"),
+        ({"input": [CALL | {"arguments": {}}]}, "input.0.function_call.arguments", "takes a string"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice", "no tools"),
+        ({"tools": [TOOL], "tool_choice": {"type": "web_search"}}, "tool_choice", "web_search"),
+        ({"tools": [TOOL | {"name": "n" * 129}]}, "tools.0.function.name", "pattern"),
+        (
+            {"tools": [{"type": "namespace", "name": "n" * 120, "tools": [TOOL]}]},
+            "tools",
+            "tools.0.tools.0 has a name that is too long",
+        ),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "custom", "name": "f" * 128, "namespace": "n" * 128}},
+            "tool_choice",
+            "no tool n",
+        ),
         ({"tool_choice": "required"}, "tool_choice", "no tools"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "f"}}, "tool_choice", "no tool f"),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema", "schema"),

@@ -54,7 +54,7 @@ ECHO = RequestEcho(
 
 
 def renderer() -> ResponseRenderer:
-    return ResponseRenderer("resp_1", 1_700_000_000, "m", ECHO, top_logprobs=0)
+    return ResponseRenderer("resp_1", 1_700_000_000, "m", ECHO, top_logprobs=0, targets={})
 
 
 def parse(sent: bytes) -> list[dict[str, Any]]:

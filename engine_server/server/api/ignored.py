@@ -1,0 +1,70 @@
+"""Parts of requests that are ignored: the log names each once, and an answer's header those that change the prompt."""
+
+import logging
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict
+
+logger = logging.getLogger(__name__)
+
+# Of an answer: what its request had that was left out of the prompt, as FIELD (TYPE) with commas between.
+HEADER = "X-Fairlead-Ignored"
+MAX_NAMED = 16
+NOT_IN_A_NAME = re.compile(r"[^\w.:/+-]", re.ASCII)
+# A client that invents names can't fill the log or the memory.
+MAX_NAMES = 100
+MAX_NAME_LENGTH = 64
+
+
+class IgnoredNames:
+    """The names that were warned about."""
+
+    def __init__(self, noun: str) -> None:
+        self._noun = noun
+        self._names: set[str] = set()
+
+    def warn(self, names: Iterable[str]) -> None:
+        """Log a warning for each name that is new."""
+        for name in names:
+            if len(self._names) >= MAX_NAMES:
+                return
+            short = name[:MAX_NAME_LENGTH]
+            if short in self._names:
+                continue
+            self._names.add(short)
+            logger.warning("a request has the %s %r; it is ignored", self._noun, short)
+            if len(self._names) == MAX_NAMES:
+                logger.warning("requests had %d %ss; further ones are not logged", MAX_NAMES, self._noun)
+
+
+unknown_fields = IgnoredNames("unknown field")
+ignored_types = IgnoredNames("part of type")
+
+
+class IgnoredPart(NamedTuple):
+    """A part of a request that is left out of the prompt."""
+
+    # The path in the body.
+    field: str
+    type: str
+
+    def __str__(self) -> str:
+        return f"{self.field} ({NOT_IN_A_NAME.sub('_', self.type)[:MAX_NAME_LENGTH]})"
+
+
+class IgnoredTool(BaseModel):
+    """A tool of a type that is not known here, such as those that other servers run themselves."""
+
+    model_config = ConfigDict(strict=True)
+
+    type: str
+
+
+def header_value(parts: Sequence[IgnoredPart]) -> str:
+    """Return the value of HEADER, which names the first parts."""
+    named = [str(part) for part in parts[:MAX_NAMED]]
+    if len(parts) > MAX_NAMED:
+        named.append(f"and {len(parts) - MAX_NAMED} more")
+    return ", ".join(named)
