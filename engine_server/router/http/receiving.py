@@ -219,11 +219,12 @@ class RequestReader:
         self._length = size = int(read.get(b"content-length", 0))
         self.fields = read
         self._lines = lines if b"host" in read else lines + b"Host: localhost\r\n"
-        if len(lines) + sum(map(len, fields.kept)) > limits.head:
+        kept, fields.kept = fields.kept, []
+        if len(lines) + sum(map(len, kept)) > limits.head:
             self.refuse(errors.head_too_large(limits.head))
         elif len(self._target) > limits.target:
             self.refuse(errors.target_too_long(limits.target))
-        elif lines.count(b"\n") + len(fields.kept) // PARTS_PER_KEPT > limits.fields:
+        elif lines.count(b"\n") + len(kept) // PARTS_PER_KEPT > limits.fields:
             self.refuse(errors.too_many_fields(limits.fields))
         elif size > limits.body:
             self.refuse(errors.body_too_large(limits.body))

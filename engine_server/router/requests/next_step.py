@@ -219,7 +219,7 @@ def judge(refusal: Refusal, view: View) -> Judgement | None:
 
 def judge_connect(error: OSError) -> Verdict:
     """Return what a connection that could not be opened says of its endpoint."""
-    if isinstance(error, ConnectionRefusedError):
+    if isinstance(error, ConnectionRefusedError | FileNotFoundError):  # the latter of a Unix socket
         return Verdict(Kind.EJECT, str(error), Cause.UNREACHABLE)
     # The cause may be the router's own: its network, or a lack of file descriptors.
     return Verdict(Kind.SUSPECT, str(error) or "no answer to a connect")

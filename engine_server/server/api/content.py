@@ -19,7 +19,7 @@ MediaType = Literal[
     "video", "video_url", "input_video",
     "document", "file", "input_file",
 ]  # fmt: skip
-MEDIA_TYPES: tuple[str, ...] = get_args(MediaType)
+MEDIA_TYPES = get_args(MediaType)
 
 
 class MediaPart(BaseModel):
@@ -35,6 +35,8 @@ class MediaPart(BaseModel):
         return f"[{self.type.removeprefix('input_').removesuffix('_url')} omitted]"
 
 
+# By type: a conversation may have any number of them.
+MEDIA = {kind: MediaPart(type=kind) for kind in get_args(MediaType)}
 # The parts of a message, of which text needs no type of its own.
 Content = tuple[str | MediaPart, ...]
 
@@ -64,7 +66,7 @@ def read_content(value: object, text_types: Mapping[str, str]) -> Content:
 def read_part(part: object, number: int, text_types: Mapping[str, str]) -> str | MediaPart:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind in MEDIA_TYPES:
-        return MediaPart(type=kind)
+        return MEDIA[kind]
     if not isinstance(part, dict) or kind not in tuple(text_types):  # which may have no hash
         raise PydanticCustomError(
             UNSUPPORTED,

@@ -1,10 +1,10 @@
 """Request fields with rules that pydantic's types don't express."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+import msgspec
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
@@ -119,8 +119,8 @@ def call_arguments(value: object) -> dict[str, Any] | str:
     if not value.strip():
         return {}
     try:
-        arguments = json.loads(value)
-    except ValueError:
+        arguments = msgspec.json.decode(value)
+    except (msgspec.DecodeError, UnicodeError):  # of half a surrogate pair too, which templates can't write
         return value
     except RecursionError:
         raise PydanticCustomError("arguments", "is nested too deeply") from None

@@ -51,7 +51,7 @@ class IgnoredPart(NamedTuple):
     type: str
 
     def __str__(self) -> str:
-        return f"{self.field} ({NOT_IN_A_NAME.sub('_', self.type)[:MAX_NAME_LENGTH]})"
+        return f"{self.field} ({NOT_IN_A_NAME.sub('_', self.type[:MAX_NAME_LENGTH])})"
 
 
 class IgnoredTool(BaseModel):

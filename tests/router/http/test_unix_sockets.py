@@ -39,6 +39,18 @@ async def test_an_engine_on_a_unix_socket_is_ejected_and_comes_back(
     await eventually(answers)
 
 
+async def test_an_engine_whose_socket_is_gone_is_ejected(start_engine, start_router, tmp_path):
+    engine = await start_engine(socket=tmp_path / "a.sock")
+    router = await start_router({"m": [engine]})
+    await engine.stop()
+    engine.socket.unlink(missing_ok=True)
+
+    async with router.chat() as response:
+        assert response.status == 503
+
+    assert await router.metric(rf'fairlead_router_endpoint_live\{{.*endpoint="{engine.url}".*\}}') == 0
+
+
 async def test_pages_name_the_path(start_engine, start_router, tmp_path):
     engine = await start_engine(socket=tmp_path / "a.sock")
     router = await start_router({"m": [engine]})

@@ -187,6 +187,7 @@ def deep_schema(depth: int) -> dict[str, Any]:
         (" ", "{}"),
         ('{"city": "Ro', r'"{\"city\": \"Ro"'),
         ("[1]", '"[1]"'),
+        (r'{"city": "\ud83d"}', r'"{\"city\": \"\\ud83d\"}"'),
         ('{"city": "Rome"}', '{"city": "Rome"}'),
     ],
 )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
+import msgspec
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
@@ -155,8 +155,8 @@ def ignored_grammars(tools: Sequence[Any]) -> list[IgnoredPart]:
 def custom_input(arguments: str) -> str:
     """Return the text that a model passed to a custom tool: the one string of its arguments, or what it wrote."""
     try:
-        found = json.loads(arguments)
-    except (ValueError, RecursionError):
+        found = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         return arguments
     text = found.get(CUSTOM_PARAMETER) if isinstance(found, dict) else found
     return text if isinstance(text, str) else arguments
@@ -164,8 +164,9 @@ def custom_input(arguments: str) -> str:
 
 def check_together(tools: list[Any]) -> list[Any]:
     """Check what concerns the tools together."""
-    named = [tool for tool in each_tool(tools) if not isinstance(tool[2], IgnoredTool)]
-    check_bound(bounds.TOOLS, len(named))
+    every = [*each_tool(tools)]
+    check_bound(bounds.TOOLS, len(every))
+    named = [tool for tool in every if not isinstance(tool[2], IgnoredTool)]
     for path, namespace, tool in named:
         if len(template_name(namespace, tool.name)) > MAX_NAME_LENGTH:
             message = "{path} has a name that is too long with its namespace: at most {limit} characters"
