@@ -102,6 +102,8 @@ def _described(source: HubRepository) -> Iterator[None]:
     try:
         with step(f"fetching {name} from {where}"):
             yield
+    except ModelSourceError:
+        raise
     except errors.GatedRepoError as error:
         raise ModelSourceError(
             f"{name}: access to this repository at {where} must be granted to you; then set HF_TOKEN"

@@ -16,6 +16,10 @@ class TiedFormat(WeightFormat):
     def fixed_order(self) -> bool:
         return self.product.fixed_order
 
+    @property
+    def opaque(self) -> list[Tensor]:
+        return [*self.product.opaque, *self.rows.opaque]
+
     def parameters(self) -> dict[str, nn.Parameter]:
         return self.product.parameters() | self.rows.parameters()
 

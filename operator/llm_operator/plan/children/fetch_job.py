@@ -106,4 +106,5 @@ def placement(pod: Mapping[str, Any]) -> dict[str, Any]:
         for container in pod.get("initContainers") or ()
         if container["name"] == labels.MODEL_CONTAINER and "resources" in container
     ]
-    return {name: pod[name] for name in PLACEMENT if name in pod} | {"initContainers": resources}
+    placed = {name: pod[name] for name in PLACEMENT if name in pod}
+    return placed | {"initContainers": resources} if resources else placed

@@ -71,8 +71,8 @@ def pod_template(
     add_files(template, deployment)
     template = merge(template, profile.get("podTemplate", {}), own_labels, may_choose_account=True)
     template = merge(template, spec.pod_template or {}, own_labels, settings.allow_service_account)
-    if spec.model.cache and origin.fetch is None:
-        remove_model_container(template)
+    if origin.fetch is None:
+        remove_model_container(template, has_job=bool(spec.model.cache))
     pod_security.check(template, settings.pod_security, PATH)
     pod_policy.check(deployment, profile, settings.pod_policy)
     own_settings.check(deployment, settings)
@@ -151,10 +151,17 @@ def model_container(spec: LLMDeploymentSpec, uri: str, image: str) -> dict[str, 
     }
 
 
-def remove_model_container(template: dict[str, Any]) -> None:
-    """Remove what overlays have for the container that fetches, which runs in the Job of the model's cache."""
+def remove_model_container(template: dict[str, Any], *, has_job: bool) -> None:
+    """Remove what overlays have for the container that fetches: it runs in the Job of the model's cache, or nowhere.
+
+    Without a Job, one with an image of its own is the user's.
+    """
     pod = template["spec"]
-    others = [each for each in pod.pop("initContainers", ()) if each["name"] != labels.MODEL_CONTAINER]
+    others = [
+        each
+        for each in pod.pop("initContainers", ())
+        if each["name"] != labels.MODEL_CONTAINER or ("image" in each and not has_job)
+    ]
     if others:
         pod["initContainers"] = others
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from llm_operator.api.schema import SpecError
 from llm_operator.observed import ChildKey, Observed, claim_key, fetch_key, workload_key
-from llm_operator.settings import Settings
+from llm_operator.settings import PodPolicy, Settings
 
 CREATED = {"uri": "hf://org/name", "cache": {"size": "10Gi"}}
 CONFINED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
@@ -400,6 +400,18 @@ def test_the_job_has_the_environment_of_the_administrators_profile(planned: Any,
         manifest(model=CREATED, profile="mirrored"), Observed(children=after(goal, Job=COMPLETE)), settings
     )
     assert "initContainers" not in done.pod
+
+
+@pytest.mark.parametrize("model", [CREATED, {"uri": "pvc://claim/x"}])
+def test_a_required_profile_may_configure_the_container_that_fetches(
+    planned: Any, manifest: Any, model: Any
+) -> None:
+    mirror = {"name": "HF_ENDPOINT", "value": "https://mirror"}
+    profile = {"podTemplate": {"spec": {"initContainers": [{"name": "model", "env": [mirror]}]}}}
+    policy = PodPolicy(required_profiles={"default": ("mirrored",)})
+    settings = Settings(engine_image="engine:1", profiles={"mirrored": profile}, pod_policy=policy)
+
+    assert planned(manifest(model=model, profile="mirrored"), settings=settings)
 
 
 def test_the_job_keeps_variables_and_resources_that_choose_no_source(planned: Any, manifest: Any) -> None:
