@@ -41,6 +41,9 @@ def comparable(answer: dict[str, Any]) -> dict[str, Any]:
     """Return an answer without the fields that differ between two equal requests, and those that a stream lacks."""
     skipped = ("id", "created", "object", "prompt_logprobs")
     answer = {name: value for name, value in answer.items() if name not in skipped}
+    if "usage" in answer:  # the second prompt is cached
+        counts = answer["usage"].items()
+        answer["usage"] = {name: count for name, count in counts if name != "prompt_tokens_details"}
     answer["choices"] = [
         {name: value for name, value in choice.items() if name not in skipped} for choice in answer["choices"]
     ]

@@ -49,7 +49,9 @@ def test_streamed_answer_equals_the_whole_answer(tiered_server: Any, tiered_clie
     ]
     assert finish.choices[0].finish_reason
     assert usage.choices == []
-    assert usage.usage == whole.usage
+    details = {"prompt_tokens_details"}  # the second prompt is cached
+    assert usage.usage and whole.usage
+    assert usage.usage.model_dump(exclude=details) == whole.usage.model_dump(exclude=details)
     assert len({chunk.id for chunk in chunks}) == len({chunk.created for chunk in chunks}) == 1
 
 
@@ -138,7 +140,10 @@ def test_accepts_content_parts_and_the_developer_role(answering_client: openai.O
         answering_client.chat.completions.create(**GREEDY | {"messages": turns}) for turns in (told, same)
     ]  # type: ignore[arg-type]
     assert answers[0].choices[0].message == answers[1].choices[0].message
-    assert answers[0].usage == answers[1].usage
+    lengths = [
+        answer.usage.prompt_tokens for answer in answers if answer.usage
+    ]  # the second prompt is cached
+    assert len(lengths) == 2 and lengths[0] == lengths[1]
 
 
 def test_later_message_of_the_developer_is_a_turn_of_the_user(scripted: LocalServer) -> None:
