@@ -36,7 +36,7 @@ class MediaPart(BaseModel):
 
 
 # By type: a conversation may have any number of them.
-MEDIA = {kind: MediaPart(type=kind) for kind in get_args(MediaType)}
+MEDIA = {kind: MediaPart(type=kind) for kind in MEDIA_TYPES}
 # The parts of a message, of which text needs no type of its own.
 Content = tuple[str | MediaPart, ...]
 
