@@ -43,7 +43,7 @@ from engine_server.config import (
 )
 from engine_server.core.engine_core import EngineCore
 from engine_server.core.executor import PendingStep
-from engine_server.requests.messages import AbortRequests, AddRequest
+from engine_server.requests.messages import AbortRequests, AddRequest, StepOutputs
 from engine_server.requests.sampling_params import SamplingParams
 
 PARTS = ("schedule", "inputs", "sample", "update", "outputs")
@@ -83,14 +83,14 @@ class HostSteps:
         for name in names:
             draw = random.Random(name)
             prompt = [draw.randrange(VOCABULARY) for _ in range(CONTEXT)]
-            self._core.handle(AddRequest(name, prompt, SamplingParams(seed=1), LONGEST - CONTEXT, 0.0))
-        while len(self._core.outputs().steps) < self._rows:
+            self._core.handle(AddRequest([name], prompt, SamplingParams(seed=1), LONGEST - CONTEXT, 0.0))
+        while len(self._outputs().steps) < self._rows:
             pass
         taken: dict[str, list[float]] = {part: [] for part in PARTS}
         for _ in range(steps):
             self._seconds.clear()
             started = time.perf_counter()
-            message = encoder.encode(self._core.outputs())
+            message = encoder.encode(self._outputs())
             seconds = time.perf_counter() - started
             self._seconds["outputs"] = seconds - self._seconds.total()
             assert len(message) > self._rows
@@ -99,6 +99,12 @@ class HostSteps:
         self._core.handle(AbortRequests(names))
         self._core.outputs()
         return {part: median(values) for part, values in taken.items()}
+
+    def _outputs(self) -> StepOutputs:
+        outputs = self._core.outputs()
+        if any(step.finish_reason is not None for step in outputs.steps):
+            raise RuntimeError("a request ended before its step was measured")
+        return outputs
 
     def _timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*arguments: Any) -> Any:

@@ -77,7 +77,7 @@ class ScriptedRunner:
     def forward(self, inputs: ModelInputs) -> ForwardOutput:
         """Copy a step's inputs to the device."""
         size = len(inputs.sampling)
-        self.staging.put(inputs.step, inputs.sampling, size, inputs.table_changes)
+        self.staging.put(inputs.step, inputs.sampling, changes=inputs.table_changes)
         return ForwardOutput(self._states[:size], [], size)
 
     def logits(self, states: Tensor, captured_size: int | None = None, chunk: int | None = None) -> Tensor:
@@ -85,3 +85,6 @@ class ScriptedRunner:
 
     def keep(self, tokens: Tensor) -> None:
         """Do nothing: the next step's inputs are not computed with."""
+
+    def erase(self, block_ids: list[int]) -> None:
+        """Do nothing: there is no cache."""
