@@ -1,6 +1,7 @@
 """The Deployment that runs the engines."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from engine_server.contract import labels
 from llm_operator.api.spec import LLMDeployment
@@ -23,9 +24,12 @@ def plan(deployment: LLMDeployment, observed: Observed, settings: Settings) -> I
     record = last_record(deployment, observed) if is_waiting else template_in_force(deployment, observed)
     if record is None and is_waiting:
         return
-    if record is None or keys.needs_removal(record.template, settings):
+    if record is None:
         template = pod_template(deployment, settings)
         record = TemplateRecord(template, spec_hash(deployment.spec), deployment.rolled_at)
+    elif not settings.engine_keys:
+        # At once, also during a download: the router has no key any more.
+        record = replace(record, template=keys.without_router_key(record.template, deployment.name))
     rollout = deployment.spec.rollout
     spec = {
         "replicas": deployment.spec.replicas,
