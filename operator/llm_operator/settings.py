@@ -27,6 +27,7 @@ class PodPolicy(
     runtime_classes: Patterns = None
     # Keys, of pods and of the service account.
     annotations: Patterns = None
+    # Of containers and of `image` volumes.
     images: Patterns = None
     # Of projected volumes. Others, such as podCertificate, give pods more than the token of their account.
     projected_sources: Patterns = PROJECTED_SOURCES

@@ -6,7 +6,7 @@ from llm_operator.api.schema import SpecError
 from llm_operator.api.spec import LLMDeployment, LLMDeploymentSpec, parse
 from llm_operator.observed import Observed, Problem
 from llm_operator.plan.ownership import may_apply
-from llm_operator.plan.plan import Plan, plan
+from llm_operator.plan.plan import Plan, plan, plan_refused
 from llm_operator.settings import Settings
 
 NOTHING = Plan(apply={})
@@ -14,7 +14,7 @@ NOTHING = Plan(apply={})
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A plan to carry out. It is empty if it was refused: then what ran before goes on."""
+    """A plan to carry out. If it was refused, what ran before goes on."""
 
     # The spec in its typed form; None if it is invalid.
     spec: LLMDeploymentSpec | None
@@ -33,7 +33,8 @@ def decide(observed: Observed, settings: Settings) -> Decision:
         deployment = parse(observed.subject)
         goal = plan(deployment, observed, settings)
     except SpecError as error:
-        return Decision(None, NOTHING, Problem("InvalidSpec", str(error)))
+        goal = NOTHING if observed.is_paused else plan_refused(observed, settings)
+        return Decision(None, goal, Problem("InvalidSpec", str(error)))
     if observed.is_paused:
         return Decision(deployment.spec, NOTHING)
     if refusal := obstacle(goal, deployment, observed):

@@ -52,6 +52,11 @@ class Plan:
     requeue_after: float | None = None
 
 
+def plan_refused(observed: Observed, settings: Settings) -> Plan:
+    """Return the plan for a spec that cannot be carried out: the Deployment alone, if its engines can't be called."""
+    return Plan({ChildKey.of(child): child for child in workload.plan_refused(observed, settings)})
+
+
 def plan(deployment: LLMDeployment, observed: Observed, settings: Settings) -> Plan:
     """Return the plan for a spec. Raises SpecError for a spec that cannot be carried out."""
     wanted = (child for planner in PLANNERS for child in planner.plan(deployment, observed, settings))

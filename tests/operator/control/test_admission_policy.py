@@ -1,4 +1,4 @@
-"""The chart's admission policies: they let the operator work, and whoever has its token do nothing else."""
+"""The chart's admission policies: they let the operator work, and bound what its token makes, changes and deletes."""
 
 import subprocess
 from collections.abc import Iterator
@@ -14,6 +14,7 @@ CHART = Path(__file__).parents[3] / "charts" / "fairlead"
 TEMPLATE = "templates/operator/admission-policy.yaml"
 POD = {"containers": [{"name": "engine", "image": "x"}], "serviceAccountName": "m-engine"}
 LABELS = {"fairlead.dev/llmdeployment": "m"}
+REFUSED = "ValidatingAdmissionPolicy"
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +73,7 @@ def refusal(client: Client, manifest: dict[str, Any]) -> str:
     try:
         client.create(manifest, dryRun="All")
     except RefusedError as error:
-        assert "ValidatingAdmissionPolicy" in error.message, error
+        assert REFUSED in error.message, error
         return error.message
     return ""
 
@@ -91,10 +92,66 @@ def refusal(client: Client, manifest: dict[str, Any]) -> str:
         (job(serviceAccountName="admin"), "the account NAME-engine"),
     ],
 )  # fmt: skip
-def test_the_operators_token_creates_nothing_that_the_operator_would_not(
+def test_the_operators_token_creates_nothing_with_another_owner_label_or_account(
     thief: Client, manifest: dict[str, Any], words: str
 ) -> None:
     assert words in refusal(thief, manifest)
+
+
+def apply(client: Client, manifest: dict[str, Any]) -> None:
+    """Apply as the operator does."""
+    client.apply(manifest, manager="fairlead")
+
+
+CONTROLLER = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "d", "uid": "d", "controller": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "metadata"),
+    [("foreign", {}), ("controlled", {"labels": LABELS, "ownerReferences": [CONTROLLER]})],
+)
+def test_the_operators_token_takes_and_deletes_no_object_of_others(
+    world: Any, thief: Client, name: str, metadata: dict[str, Any]
+) -> None:
+    existing = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, **metadata}}
+    world.apply(existing | {"data": {"a": "theirs"}})
+
+    with pytest.raises(RefusedError, match=REFUSED):
+        apply(thief, child("ConfigMap", {"data": {"a": "evil"}}, name=name))
+    with pytest.raises(RefusedError, match=REFUSED):
+        thief.delete("configmap", name)
+
+    assert world.get("configmap", name)["data"] == {"a": "theirs"}
+
+
+def test_the_operators_token_adopts_an_orphan_with_the_label_and_deletes_its_own(
+    world: Any, thief: Client
+) -> None:
+    orphan = child("ConfigMap", {}, owner=None, name="orphan")
+    world.apply(orphan)
+    with pytest.raises(RefusedError, match=REFUSED):
+        thief.delete("configmap", "orphan")
+
+    apply(thief, child("ConfigMap", {"data": {"a": "b"}}, name="orphan"))
+    thief.delete("configmap", "orphan")
+
+    assert world.find("configmap", "orphan") is None
+
+
+def test_a_template_that_the_policies_refuse_by_now_is_scaled_and_not_changed(
+    world: Any, thief: Client
+) -> None:
+    running = deployment(serviceAccountName="former", hostNetwork=True)
+    world.apply(running)
+
+    thief.patch("deployment", "m-engine", {"spec": {"replicas": 3}})
+    with pytest.raises(RefusedError, match=REFUSED):
+        changed = [{"name": "engine", "image": "other"}]
+        template = {"spec": {"containers": changed}}
+        thief.patch("deployment", "m-engine", {"spec": {"template": template}}, content_type=STRATEGIC)
+
+    assert world.get("deployment", "m-engine")["spec"]["replicas"] == 3
+    world.delete("deployment", "m-engine")
 
 
 def test_the_operators_token_changes_one_annotation_of_replicas_alone(world: Any, thief: Client) -> None:
@@ -112,7 +169,7 @@ def test_the_operators_token_changes_one_annotation_of_replicas_alone(world: Any
         ("replica", {"metadata": {"annotations": {"a": "b"}}}),
         ("replica", {"spec": {"containers": [{"name": "engine", "image": "evil"}]}}),
     ):
-        with pytest.raises(RefusedError, match="ValidatingAdmissionPolicy"):
+        with pytest.raises(RefusedError, match=REFUSED):
             thief.patch("pod", name, change, content_type=STRATEGIC)
 
 
@@ -129,8 +186,11 @@ def test_an_operator_works_under_the_policies(
         )
         until(lambda: world.list("job") and len(world.list("job")[0]["metadata"]["ownerReferences"]) == 2)
         until(lambda: world.condition("m", "Ready"))
-        world.apply(manifest("m", replicas=1, engine={"env": [{"name": "A", "value": "b"}]}))
+        changed = {"engine": {"env": [{"name": "A", "value": "b"}]}, "budget": {"enabled": False}}
+        world.apply(manifest("m", replicas=1, **changed), manifest("sharing"))
         until(lambda: world.observed_generation("m") == 2)
+        until(lambda: not world.find("pdb", "m-engine"))
+        until(lambda: len(world.list("pvc")[0]["metadata"]["ownerReferences"]) == 1)
         world.delete("llmd", "sharing")
         assert world.condition("m", "Degraded")["status"] == "False"
-        assert "ValidatingAdmissionPolicy" not in operator.log
+        assert REFUSED not in operator.log

@@ -61,6 +61,37 @@ def test_an_operator_that_starts_with_keys_changes_no_engine_until_its_spec_chan
     until(lambda: ROUTER_FLAG in engine()["args"])
 
 
+def test_an_operator_that_starts_without_keys_takes_them_from_engines_whose_spec_is_invalid_by_now(
+    world: Any, start: Any, manifest: Any, name: str
+) -> None:
+    def workload() -> dict[str, Any]:
+        return world.get("deployment", f"{name}-engine")
+
+    with_keys = start("--router-key-secret=fairlead-router-key")
+    world.apply(manifest(name, replicas=2))
+    before = until(workload)
+    assert ROUTER_FLAG in before["spec"]["template"]["spec"]["containers"][0]["args"]
+    invalid = {"engine": {"env": [{"name": "FAIRLEAD_PORT", "value": "1"}]}}
+    world.apply(manifest(name, replicas=2, **invalid))
+    until(lambda: world.degraded(name, "InvalidSpec"))
+    with_keys.stop()
+
+    start()
+    after = until(lambda: without_flag(workload()))
+
+    assert after["spec"]["replicas"] == 2
+    assert after["metadata"]["ownerReferences"] == before["metadata"]["ownerReferences"]
+    assert world.degraded(name, "InvalidSpec")
+    # The spec is valid again: no engine is replaced.
+    world.apply(manifest(name, replicas=3))
+    assert until(lambda: scaled(world, name, 3))["spec"]["template"] == after["spec"]["template"]
+
+
+def without_flag(workload: dict[str, Any]) -> dict[str, Any] | None:
+    (engine,) = workload["spec"]["template"]["spec"]["containers"]
+    return None if ROUTER_FLAG in engine["args"] else workload
+
+
 def scaled(world: Any, name: str, replicas: int) -> dict[str, Any] | None:
     workload = world.get("deployment", f"{name}-engine")
     assert isinstance(workload, dict)

@@ -1,13 +1,15 @@
 """Decisions: a plan, or the reason why there is none."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from llm_operator.observed import ChildKey, Observed
+from llm_operator.observed import ChildKey, Observed, workload_key
 from llm_operator.plan.decide import NOTHING, decide
 from llm_operator.settings import Settings
 
 SETTINGS = Settings(engine_image="engine:1")
+WORKLOAD = workload_key("smollm2")
 SERVICE = ChildKey("v1", "Service", "smollm2-engine")
 
 
@@ -54,6 +56,22 @@ def test_an_invalid_spec_changes_nothing_and_is_not_retried(manifest: Any, spec:
     assert decision.plan == NOTHING
     assert decision.refusal is not None and decision.refusal.reason == "InvalidSpec"
     assert not decision.may_succeed_later
+
+
+def test_disabled_keys_reach_the_engines_of_an_invalid_spec_and_nothing_else_does(
+    planned: Any, manifest: Any
+) -> None:
+    given = observed(manifest()).subject
+    with_keys = planned(given, settings=replace(SETTINGS, engine_keys=True))
+    invalid = given | {"spec": given["spec"] | {"replicas": -1}}
+
+    decision = decide(Observed(subject=invalid, children=with_keys.observed.children), SETTINGS)
+
+    ((key, workload),) = decision.plan.apply.items()
+    assert decision.refusal is not None and decision.refusal.reason == "InvalidSpec"
+    assert key == WORKLOAD
+    assert workload == planned(given).child("Deployment")
+    assert decide(Observed(subject=invalid, children=decision.plan.apply), SETTINGS).plan == NOTHING
 
 
 @pytest.mark.parametrize(

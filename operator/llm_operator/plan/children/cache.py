@@ -13,6 +13,8 @@ from llm_operator.api.spec import LLMDeployment
 from llm_operator.observed import ChildKey, Manifest, Observed, claim_key, fetch_key, workload_key
 from llm_operator.plan.children.fetch_job import fetch_job
 from llm_operator.plan.ownership import is_complete, is_followed, is_owned, is_terminating, shared_child
+from llm_operator.plan.pod.pods import pod_template
+from llm_operator.plan.pod.template_record import template_in_force
 from llm_operator.settings import Settings
 
 # The time between two looks at a download.
@@ -114,8 +116,11 @@ def job(
 ) -> Iterator[Manifest]:
     """Plan the Job. A running one keeps its template, unless its own LLMDeployment asks for another now.
 
-    In that case no Job is planned: the running one is deleted, and then created anew.
+    In that case no Job is planned: the running one is deleted, and then created anew. Raises SpecError, before the
+    download, also for what only the engines' pod has, unless that pod's template is there already.
     """
+    if template_in_force(deployment, observed) is None:
+        pod_template(deployment, settings)
     key = fetch_key(cache.name)
     existing = observed.children.get(key)
     wanted = fetch_job(deployment, cache, settings)

@@ -63,9 +63,8 @@ def fetch_pod(deployment: LLMDeployment, cache: ModelCache, settings: Settings) 
     """Return the engines' pod with nothing but the container that fetches, and with the claim as its volume.
 
     It is placed as the engines are, since the volume must be where they can use it, but asks for no GPU. Raises
-    SpecError, also for what only the engines' pod has: before the download.
+    SpecError.
     """
-    pod_template(deployment, settings)
     model = deployment.spec.model
     pod: dict[str, Any] = pod_template(confined(deployment), settings, uncached_source(model))["spec"]
     (fetch,) = (entry for entry in pod["initContainers"] if entry["name"] == labels.MODEL_CONTAINER)

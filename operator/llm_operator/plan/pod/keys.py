@@ -3,12 +3,12 @@
 A hash is no secret: nobody can call an engine with it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from engine_server.contract import labels
 from llm_operator.api.spec import LLMDeployment
-from llm_operator.observed import ChildKey, Manifest, Observed
+from llm_operator.observed import ChildKey, Manifest, Observed, adapters_key
 from llm_operator.plan.ownership import child
 from llm_operator.plan.pod.volumes import Volume
 from llm_operator.settings import Settings
@@ -50,10 +50,42 @@ def arguments(deployment: LLMDeployment, settings: Settings) -> list[str]:
     return [*router, *(ADMIN_ARGUMENTS if has_admin(deployment, settings) else ())]
 
 
-def needs_removal(template: Manifest, settings: Settings) -> bool:
-    """Return True for a pod template of engines that ask for the router's key where it has none any more."""
-    arguments = (argument for entry in template["spec"]["containers"] for argument in entry.get("args", ()))
-    return not settings.engine_keys and ROUTER_ARGUMENT in arguments
+def without_router_key(template: Manifest, name: str) -> Manifest:
+    """Return a recorded template of the LLMDeployment `name` for engines that ask for no key of the router's.
+
+    Unless they have adapters, the admin API and the volume of the keys go too. Nothing else changes.
+    """
+    pod = template["spec"]
+    if not any(ROUTER_ARGUMENT in container.get("args", ()) for container in pod["containers"]):
+        return template
+    arguments: tuple[str, ...] = (ROUTER_ARGUMENT,)
+    volumes: set[str] = set()
+    if not volumes_of(pod, adapters_key(name)):
+        arguments, volumes = (*arguments, *ADMIN_ARGUMENTS), volumes_of(pod, key(name))
+    changed = {"volumes": [each for each in pod.get("volumes", ()) if each["name"] not in volumes]}
+    for field in pod.keys() & {"containers", "initContainers"}:
+        changed[field] = [without(container, arguments, volumes) for container in pod[field]]
+    return {**template, "spec": {**pod, **changed}}
+
+
+def volumes_of(pod: Manifest, config_map: ChildKey) -> set[str]:
+    """Return the names of a pod's volumes that are this ConfigMap."""
+    volumes = pod.get("volumes", ())
+    return {each["name"] for each in volumes if each.get("configMap", {}).get("name") == config_map.name}
+
+
+def without(container: Manifest, arguments: Iterable[str], volumes: set[str]) -> Manifest:
+    """Return a container without the operator's `arguments` and the mounts of `volumes`."""
+    kept = dict(container)
+    if ROUTER_ARGUMENT in container.get("args", ()):
+        kept["args"] = list(container["args"])
+        for argument in arguments:
+            # The first one: the user's own come last, and may be the same.
+            if argument in kept["args"]:
+                kept["args"].remove(argument)
+    if "volumeMounts" in container:
+        kept["volumeMounts"] = [each for each in container["volumeMounts"] if each["name"] not in volumes]
+    return kept
 
 
 def volume(name: str) -> Volume:

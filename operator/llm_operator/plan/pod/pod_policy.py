@@ -38,6 +38,8 @@ def given_values(deployment: LLMDeployment, policy: PodPolicy) -> Iterator[Given
         for index, container in enumerate(pod.get(containers) or ()):
             yield f"{PATH}.spec.{containers}[{index}].image", container.get("image"), policy.images
     for index, volume in enumerate(pod.get("volumes") or ()):
+        image = (volume.get("image") or {}).get("reference")
+        yield f"{PATH}.spec.volumes[{index}].image.reference", image, policy.images
         for source in (volume.get("projected") or {}).get("sources") or ():
             for kind in source:
                 yield f"{PATH}.spec.volumes[{index}].projected", kind, policy.projected_sources

@@ -101,6 +101,25 @@ def test_a_claim_that_was_created_anew_is_filled_again(planned: Any, manifest: A
     assert again.child("Deployment")["spec"]["template"] == done.template
 
 
+def test_a_claim_that_was_created_anew_is_filled_for_a_spec_that_is_refused_by_now(
+    planned: Any, manifest: Any
+) -> None:
+    given = manifest(model=CREATED, engine={"env": [{"name": "FAIRLEAD_ADMIN_KEY", "value": "mine"}]})
+    first = planned(given)
+    done = planned(given, Observed(children=after(first, Job=COMPLETE)))
+    claim, _ = claim_of(done)
+    children = after(done)
+    children[claim] = with_uid("another", children[claim])
+    refusing = Settings(engine_image="engine:1", engine_keys=True)
+
+    again = planned(given, Observed(children=children), refusing)
+
+    assert shared(again, "Job") is not None
+    assert again.template == done.template
+    with pytest.raises(SpecError):
+        planned(given, settings=refusing)
+
+
 def test_a_later_deployment_uses_a_complete_claim_without_a_job(planned: Any, manifest: Any) -> None:
     first = planned(owned_by("a", manifest(model=CREATED), "first"))
     created = {key: with_uid("claim-1", child) for key, child in after(first, Job=COMPLETE).items()}

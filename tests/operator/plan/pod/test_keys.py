@@ -59,6 +59,41 @@ def test_engines_ask_for_no_keys_once_these_are_disabled(planned: Any, manifest:
     assert without.template == planned(manifest()).template
 
 
+@pytest.mark.parametrize("case", WITHOUT_KEYS)
+def test_disabled_keys_leave_the_rest_of_a_template_of_0_2_0_as_it_is(
+    planned: Any, manifest: Any, case: str
+) -> None:
+    given, old = state_of_0_2_0(planned, manifest, f"{case}, with keys")
+
+    disabled = planned(given, old, Settings(engine_image="engine:2"))
+
+    assert disabled.template == template_of_0_2_0(case)
+    assert planned(given, disabled.observed).template == disabled.template
+
+
+def test_disabled_keys_leave_engines_at_their_model_while_another_one_is_downloaded(
+    planned: Any, manifest: Any
+) -> None:
+    cached = {"uri": "hf://org/old"}
+    old = planned(manifest(model=cached), settings=WITH_KEYS)
+    new = manifest(model={"uri": "hf://org/new", "cache": {"size": "10Gi"}})
+
+    downloading = planned(new, old.observed)
+
+    assert downloading.goal.fetches
+    assert downloading.template == planned(manifest(model=cached)).template
+
+
+def test_arguments_of_the_spec_stay_when_keys_are_disabled(planned: Any, manifest: Any) -> None:
+    given = manifest(engine={"args": ["--enable-admin", "--seed=1"]})
+    with_keys = planned(given, settings=WITH_KEYS)
+
+    disabled = planned(given, with_keys.observed)
+
+    assert disabled.template == planned(given).template
+    assert disabled.engine["args"][-2:] == ["--enable-admin", "--seed=1"]
+
+
 def test_running_engines_keep_their_template_when_keys_are_enabled(planned: Any, manifest: Any) -> None:
     without = planned(manifest())
     with_keys = planned(manifest(), without.observed, WITH_KEYS)
@@ -66,10 +101,15 @@ def test_running_engines_keep_their_template_when_keys_are_enabled(planned: Any,
     assert with_keys.template == without.template
 
 
+def template_of_0_2_0(case: str) -> dict[str, Any]:
+    recorded = RECORDS_OF_0_2_0[case]["annotations"]["fairlead.dev/pod-template"]
+    return dict(json.loads(recorded))
+
+
 def state_of_0_2_0(planned: Any, manifest: Any, case: str) -> tuple[dict[str, Any], Observed]:
     """Return the manifest of a case, and the state in which 0.2.0 left its Deployment."""
     record = RECORDS_OF_0_2_0[case]
-    template = json.loads(record["annotations"]["fairlead.dev/pod-template"])
+    template = template_of_0_2_0(case)
     workload = planned(manifest()).child("Deployment")
     metadata = workload["metadata"] | {"annotations": record["annotations"]}
     spec = workload["spec"] | {"template": template}

@@ -45,6 +45,10 @@ def pod(**fields: Any) -> dict[str, Any]:
             "spec.podTemplate.spec.initContainers[0].image",
         ),
         (
+            pod(volumes=[{"name": "v", "image": {"reference": "evil:1"}}]),
+            "spec.podTemplate.spec.volumes[0].image.reference",
+        ),
+        (
             {"podTemplate": {"metadata": {"annotations": {"k8s.v1.cni.cncf.io/networks": "host"}}}},
             "annotations",
         ),
@@ -74,7 +78,10 @@ def test_allowed_values_and_those_of_profiles_are_taken(planned: Any, manifest: 
         engine={"image": OWN_IMAGE},
         podTemplate={
             "metadata": {"annotations": {"team.example.com/a": "b"}},
-            "spec": {"priorityClassName": "batch-low"},
+            "spec": {
+                "priorityClassName": "batch-low",
+                "volumes": [{"name": "v", "image": {"reference": OWN_IMAGE}}],
+            },
         },
     )
 
