@@ -23,6 +23,8 @@ class Architecture(NamedTuple):
     settings: dict[str, Any] = {}  # noqa: RUF012 - never written to
     # Operations that have no native equivalent in its decode program, if its rows fill vectors.
     torch_operations: tuple[str, ...] = ()
+    # Its decode steps are recorded as a program.
+    recorded: bool = True
 
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "decoder_sparse_step": 1}
@@ -41,7 +43,7 @@ def scaled(kind: str, **more: Any) -> dict[str, Any]:
 ROWS = {
     "hidden_size", "intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "ffn_dim",
     "word_embed_proj_dim", "head_dim", "rotary_dim", "kv_lora_rank", "q_lora_rank", "qk_rope_head_dim",
-    "qk_nope_head_dim", "v_head_dim", "short_factor", "long_factor",
+    "qk_nope_head_dim", "v_head_dim", "short_factor", "long_factor", "global_head_dim", "hidden_size_per_layer_input",
 }  # fmt: skip
 ROUTER = "linear", "topk", "RoutedExperts"
 # The last two of four layers read the keys and values of the others.
@@ -110,6 +112,7 @@ ARCHITECTURES = [
         "gemma 3n", "Gemma3nForCausalLM", "layers that read the keys and values of others, AltUp, LAuReL",
         {**SHARED, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 96, "laurel_rank": 4,
          "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.5]},
+        recorded=False,
     ),
     Architecture(
         "gemma 4, E", "Gemma4ForCausalLM", "layers that read the keys and values of others, inputs of each layer",
@@ -122,6 +125,7 @@ ARCHITECTURES = [
          "attention_k_eq_v": True, "num_global_key_value_heads": 1, "num_kv_shared_layers": 0,
          "hidden_size_per_layer_input": 0,
          "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24},
+        ("RoutedExperts", "topk", "softmax", "sum", "div_", "index"),
     ),
     Architecture("phi", "PhiForCausalLM", "rope over a part of each head, parallel", {"partial_rotary_factor": 0.5}),
     Architecture(
