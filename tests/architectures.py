@@ -23,6 +23,8 @@ class Architecture(NamedTuple):
     settings: dict[str, Any] = {}  # noqa: RUF012 - never written to
     # Operations that have no native equivalent in its decode program, if its rows fill vectors.
     torch_operations: tuple[str, ...] = ()
+    # Its decode steps are recorded as a program.
+    recorded: bool = True
 
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "decoder_sparse_step": 1}
@@ -41,9 +43,14 @@ def scaled(kind: str, **more: Any) -> dict[str, Any]:
 ROWS = {
     "hidden_size", "intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "ffn_dim",
     "word_embed_proj_dim", "head_dim", "rotary_dim", "kv_lora_rank", "q_lora_rank", "qk_rope_head_dim",
-    "qk_nope_head_dim", "v_head_dim", "short_factor", "long_factor",
+    "qk_nope_head_dim", "v_head_dim", "short_factor", "long_factor", "global_head_dim", "hidden_size_per_layer_input",
 }  # fmt: skip
 ROUTER = "linear", "topk", "RoutedExperts"
+# The last two of four layers read the keys and values of the others.
+SHARED = {
+    "num_hidden_layers": 4, "num_kv_shared_layers": 2, "layer_types": ALTERNATING * 2, "head_dim": 8,
+    "sliding_window": WINDOW,
+}  # fmt: skip
 
 
 def widened(settings: dict[str, Any], factor: int = 8) -> dict[str, Any]:
@@ -100,6 +107,25 @@ ARCHITECTURES = [
     Architecture(
         "gemma 3", "Gemma3ForCausalLM", "windows in some layers, a rope for each kind",
         {"head_dim": 8, "sliding_window": WINDOW, "query_pre_attn_scalar": 8, "layer_types": ALTERNATING},
+    ),
+    Architecture(
+        "gemma 3n", "Gemma3nForCausalLM", "layers that read the keys and values of others, AltUp, LAuReL",
+        {**SHARED, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 96, "laurel_rank": 4,
+         "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.5]},
+        recorded=False,
+    ),
+    Architecture(
+        "gemma 4, E", "Gemma4ForCausalLM", "layers that read the keys and values of others, inputs of each layer",
+        {**SHARED, "global_head_dim": 16, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 96,
+         "use_double_wide_mlp": True},
+    ),
+    Architecture(
+        "gemma 4, A4B", "Gemma4ForCausalLM", "heads by kind of layer, values from keys, mixture of experts",
+        {"head_dim": 8, "sliding_window": WINDOW, "layer_types": ALTERNATING, "global_head_dim": 16,
+         "attention_k_eq_v": True, "num_global_key_value_heads": 1, "num_kv_shared_layers": 0,
+         "hidden_size_per_layer_input": 0,
+         "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24},
+        ("RoutedExperts", "topk", "softmax", "sum", "div_", "index"),
     ),
     Architecture("phi", "PhiForCausalLM", "rope over a part of each head, parallel", {"partial_rotary_factor": 0.5}),
     Architecture(

@@ -327,7 +327,7 @@ class ModelRunner:
         with refused_by_name(type(self.model).__name__):
             layers = probe(
                 loaded.body, self.model.config.get_text_config(), max(2, min(4, longest)), self.device,
-                loaded.generates, config.is_encoder, loaded.first_position,
+                config.is_encoder, loaded.first_position,
             )  # fmt: skip
         sorts = not self.platform.samples_by_kernel or config.logprobs_mode.startswith("processed")
         loaded.reserve("largest step", self.config.scheduler_config.max_num_batched_tokens, sorts)

@@ -107,6 +107,8 @@ class AttentionBackend(ABC):
     ) -> Tensor:
         """Write this step's K and V, then attend over each sequence's whole context.
 
+        A layer that reads what another has written (`Layout.readers`) writes nothing.
+
         query: [T, query heads, dim]; key, value: [T, kv heads, dim]; the result: [T, query heads, value dim].
         layer: None if an encoder does not number its layers.
         """

@@ -37,7 +37,8 @@ class NativeAttention(TorchAttention):
         keys, values = self.keys[tensor], self.values[tensor]
         if not takes(query.dtype, keys):
             return super().attend(layer, query, key, value, scoring)
-        write(keys, values, key, value, self._slots[kind].places)
+        if layer not in self.layout.readers:
+            write(keys, values, key, value, self._slots[kind].places)
         return attend(keys, values, query, self._tables[kind], self._sequences, scoring)
 
     def require_invariance(self, dtype: torch.dtype) -> None:

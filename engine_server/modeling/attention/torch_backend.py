@@ -65,8 +65,9 @@ class TorchAttention(AttentionBackend):
         assert layer is not None
         kind, tensor = self.layout.kinds[layer], self.layout.tensors[layer]
         keys, values = self.keys[tensor], self.values[tensor]
-        self.write(kind, keys, key)
-        self.write(kind, values, value)
+        if layer not in self.layout.readers:
+            self.write(kind, keys, key)
+            self.write(kind, values, value)
         parts = self.parts(kind, query, values, scoring)
         if len(parts) == 1:  # it covers all tokens
             return parts[0].attend(query, keys, values, scoring)

@@ -61,8 +61,9 @@ class TritonAttention(AttentionBackend):
     ) -> Tensor:
         assert layer is not None
         query, key, value = with_unit_strides(query, key, value)
-        slots = self._step.slots[self.layout.kinds[layer]]
-        write_cache(*self._pages(layer), key, value, slots)
+        if layer not in self.layout.readers:
+            slots = self._step.slots[self.layout.kinds[layer]]
+            write_cache(*self._pages(layer), key, value, slots)
         return self._read(layer, query, scoring)
 
     def attend_pending(

@@ -1,5 +1,6 @@
 """Norms by kernels: RMSNorm, which also adds the residual, and LayerNorm."""
 
+import torch
 from torch import Tensor, nn
 
 from engine_server.modeling.attention.hook import running_forward
@@ -12,7 +13,7 @@ class FusedRMSNorm(nn.Module):
     offset: added to the weight: 1 if a model's weights are around 0.
     """
 
-    def __init__(self, kernels: KernelSet, weight: nn.Parameter, eps: float, offset: float) -> None:
+    def __init__(self, kernels: KernelSet, weight: Tensor, eps: float, offset: float) -> None:
         super().__init__()
         self.kernel = kernels.rms_norm
         self.weight = weight
@@ -35,6 +36,18 @@ class FusedRMSNorm(nn.Module):
         """Return x + residual, whose norm the next call of `forward` returns if it is given this very sum."""
         self._sum, self._normed = self.add(x, residual)
         return self._sum
+
+
+class UnweightedRMSNorm(FusedRMSNorm):
+    """RMSNorm without a weight. Only its input shows how many dims it has."""
+
+    def __init__(self, kernels: KernelSet, eps: float) -> None:
+        super().__init__(kernels, torch.empty(0), eps, 0.0)
+
+    def add(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        if len(self.weight) != x.shape[-1]:
+            self.weight = x.new_ones(x.shape[-1])
+        return super().add(x, residual)
 
 
 class HeadNorm(FusedRMSNorm):

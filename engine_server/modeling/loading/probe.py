@@ -16,11 +16,16 @@ from engine_server.modeling.scoring import Scoring
 
 
 class Probe(StepAttention):
-    """Attention that records the shapes that each layer would cache."""
+    """Attention that records the shapes that each layer would cache, and which layers share them.
+
+    A layer that reads another's K and V is given the very tensors that the other one was.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.shapes: dict[int | None, LayerShape] = {}
+        # K and V of each layer that has its own, by their addresses; kept, so that no other tensor gets these.
+        self._own: dict[tuple[int, int], tuple[int | None, Tensor, Tensor]] = {}
         self.calls: Counter[int | None] = Counter()
         self.causal: set[bool] = set()
         self.alibi = False
@@ -30,7 +35,10 @@ class Probe(StepAttention):
     ) -> Tensor:
         self.calls[layer] += 1
         self.causal.add(scoring.causal)
-        self.shapes[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2], scoring.window)
+        source = self._own.setdefault((key.data_ptr(), value.data_ptr()), (layer, key, value))[0]
+        self.shapes[layer] = LayerShape(
+            key.shape[1], key.shape[2], value.shape[2], scoring.window, None if source == layer else source
+        )
         self.alibi = self.alibi or scoring.alibi is not None
         return super().attend(layer, query, key, value, scoring)
 
@@ -52,7 +60,6 @@ def probe(
     config: PreTrainedConfig,
     num_tokens: int,
     device: torch.device,
-    generates: bool = True,
     encoder: bool = False,
     first_position: int = 0,
 ) -> list[LayerShape]:
@@ -61,10 +68,9 @@ def probe(
     Raises UnsupportedModelError for a model that would be computed wrongly.
     """
     seen, name = Probe(), type(model).__name__
-    options = {"logits_to_keep": 1} if generates else {}
     positions = np.arange(num_tokens) + first_position
     with refused_by_name(name):
-        output = run(model, seen, positions, device, options)
+        output = run(model, seen, positions, device, {})
     layers = config.num_hidden_layers
     seen.check_calls(name, layers, numbered=not encoder)
     if seen.causal != {not encoder}:
@@ -80,7 +86,7 @@ def probe(
                 f"layer {layer} of {name} is of type {kind}, but attends with the window {shapes[layer].window}; "
                 "it would be computed wrongly"
             )
-    if not seen.alibi and torch.equal(output, run(model, Probe(), positions[::-1].copy(), device, options)):
+    if not seen.alibi and torch.equal(output, run(model, Probe(), positions[::-1].copy(), device, {})):
         raise UnsupportedModelError(f"{name} ignores position_ids; it would be computed wrongly")
     return shapes
 

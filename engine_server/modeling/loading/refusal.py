@@ -36,14 +36,14 @@ def refused_by_name(name: str) -> Iterator[None]:
 
 
 def check_layer_types(config: PreTrainedConfig, name: str) -> None:
-    """Raise UnsupportedModelError for a config with layers of other types, or without keys and values of their own.
+    """Raise UnsupportedModelError for a config with layers of other types, or that reads another model's K and V.
 
     name: of the model's class.
     """
     text = config.get_text_config()
-    if getattr(text, "num_kv_shared_layers", None):
+    if getattr(text, "num_kv_shared_layers", None) == text.num_hidden_layers:
         raise UnsupportedModelError(
-            f"{name} has layers that read the keys and values of others, which is not supported"
+            f"{name} has no keys and values of its own: it drafts for another model, which is not supported"
         )
     types = getattr(text, "layer_types", None) or []
     unsupported = [kind for kind in dict.fromkeys(types) if kind not in SUPPORTED_LAYERS]

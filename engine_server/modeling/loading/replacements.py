@@ -19,7 +19,7 @@ from engine_server.modeling.layers.fused_router import RouterForm
 from engine_server.modeling.layers.gated_experts import GatedExperts
 from engine_server.modeling.layers.kernel_sets.kernel_set import Activation as ActivationKernel
 from engine_server.modeling.layers.kernel_sets.kernel_set import Gate, KernelSet
-from engine_server.modeling.layers.norm import FusedLayerNorm, FusedRMSNorm, HeadNorm
+from engine_server.modeling.layers.norm import FusedLayerNorm, FusedRMSNorm, HeadNorm, UnweightedRMSNorm
 from engine_server.modeling.layers.rope import STRETCHED, SequenceRope
 from engine_server.modeling.layers.rope_table import ROPE, RopeTable
 from engine_server.modeling.layers.rotation import ChosenRotation
@@ -71,9 +71,12 @@ def replace_norms(model: nn.Module, kernels: KernelSet, offsets: Mapping[type, f
     tally = Tally("norms")
     for parent in list(model.modules()):
         for name, norm in parent.named_children():
-            if not is_norm(norm):
+            if is_unweighted_norm(norm) and type(norm) in offsets:
+                setattr(parent, name, UnweightedRMSNorm(kernels, eps_of(norm)))
+                tally.replaced(type(norm), "UnweightedRMSNorm")
+            elif not is_norm(norm):
                 continue
-            if type(norm) in offsets:
+            elif type(norm) in offsets:
                 fused = FusedRMSNorm(kernels, norm.get_parameter("weight"), eps_of(norm), offsets[type(norm)])
                 setattr(parent, name, fused)
                 tally.replaced(type(norm), "FusedRMSNorm")
@@ -85,6 +88,11 @@ def replace_norms(model: nn.Module, kernels: KernelSet, offsets: Mapping[type, f
 def is_norm(module: nn.Module) -> bool:
     """Return True if a module has the parts of an RMSNorm: one weight of one dimension, an eps, and one input."""
     return not isinstance(module, FusedRMSNorm) and has_parts_of_norm(module, {"weight"})
+
+
+def is_unweighted_norm(module: nn.Module) -> bool:
+    """Return True if a module has the parts of an RMSNorm but for its weight."""
+    return not isinstance(module, FusedRMSNorm) and has_parts_of_norm(module, set())
 
 
 def has_parts_of_norm(module: nn.Module, names: set[str]) -> bool:

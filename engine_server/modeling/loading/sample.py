@@ -97,6 +97,9 @@ def sample_config(model: PreTrainedModel, context: int) -> PreTrainedConfig:
     config = deepcopy(model.config)
     text, count = config.get_text_config(), num_layers(model)
     kinds = vars(text).get("layer_types")  # of some configs a property, which follows the number of layers
+    shared = getattr(text, "num_kv_shared_layers", None)
+    if shared:  # the last ones
+        text.num_kv_shared_layers = max(shared + count - text.num_hidden_layers, 0)
     text.num_hidden_layers = count
     if kinds is not None:
         text.layer_types = list(kinds)[:count]

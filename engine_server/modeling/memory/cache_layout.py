@@ -26,6 +26,8 @@ class LayerShape(NamedTuple):
     value_dim: int
     # Only the last `window` tokens are visible, the token itself included.
     window: int | None = None
+    # The earlier layer whose K and V this one reads; None: it has its own.
+    source: int | None = None
 
 
 class Pages(NamedTuple):
@@ -52,6 +54,8 @@ class Layout(NamedTuple):
     tensors: list[int]
     # Shape of each tensor.
     shapes: list[LayerShape]
+    # Layers that read what an earlier one of the same kind has written.
+    readers: frozenset[int] = frozenset()
 
     def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
         """Return the bytes of `block_size` tokens in all layers, K and V: a block of each kind."""
@@ -94,10 +98,14 @@ def lay_out(layers: Sequence[LayerShape], longest: int) -> Layout:
     ]
     windows = list(dict.fromkeys(layer.window for layer in layers))
     tensors: dict[tuple[LayerShape, int], int] = {}
-    uses = []
+    uses: list[int] = []
     seen: Counter[LayerShape] = Counter()
     for layer in layers:
+        if layer.source is not None:
+            uses.append(uses[layer.source])
+            continue
         uses.append(tensors.setdefault((layer._replace(window=None), seen[layer]), len(tensors)))
         seen[layer] += 1
     kinds = [windows.index(layer.window) for layer in layers]
-    return Layout(windows, kinds, uses, [shape for shape, _ in tensors])
+    readers = frozenset(number for number, layer in enumerate(layers) if layer.source is not None)
+    return Layout(windows, kinds, uses, [shape for shape, _ in tensors], readers)
