@@ -207,6 +207,9 @@ class Processor:
                     f"logits_processors has {quote(path)}; the engine was started with "
                     f"{', '.join(self.config.logits_processors) or 'none'}",
                     "logits_processors",
+        if params.reasoning_budget is not None:
+            delimiters = params.reasoning_budget.start + params.reasoning_budget.end
+            self._check_token_ids(delimiters, "reasoning_budget")
                 )
 
     def _check_token_ids(self, token_ids: Collection[int], name: str) -> None:

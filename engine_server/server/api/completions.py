@@ -40,6 +40,7 @@ class CompletionRequest(GenerationRequest):
     suffix: Annotated[Any, only("")] = None
     prompt_embeds: Annotated[Any, only([])] = None
 
+    thinking_token_budget: Annotated[Any, only(-1)] = None
     @property
     def prompt_only(self) -> bool:
         return bool(self.echo) and self.max_tokens == 0

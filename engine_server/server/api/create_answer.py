@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from engine_server.contract.headers import MODEL
-from engine_server.server.api import ignored as ignored_parts
 from engine_server.server.api.generation_request import GenerationRequest
 from engine_server.server.api.models import served_model
+from engine_server.server.api.ignored import HEADER, header_value
 from engine_server.server.api.plan_answer import plan_answer
-from engine_server.server.api.read_request import prompt_source, read_request
+from engine_server.server.api.read_request import ignored_parts, prompt_source, read_request
 from engine_server.server.generation.generation import Generation
 from engine_server.server.generation.plan import AnswerIdentity
 from engine_server.server.generation.prompts import tokenize
@@ -44,8 +44,8 @@ async def create_answer(
     else:
         answer = await whole_answer(generation, renderer)
     answer.headers[MODEL] = request.identity.fingerprint
-    if ignored := body.ignored:
-        answer.headers[ignored_parts.HEADER] = ignored_parts.header_value(ignored)
+    if ignored := ignored_parts(model, body):
+        answer.headers[HEADER] = header_value(ignored)
     return answer
 
 

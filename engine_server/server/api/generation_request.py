@@ -124,6 +124,8 @@ class GenerationRequest(ApiRequest):
     session_id: Ignored = None
     return_mm_kwargs: Ignored = None
 
+    thinking_token_budget: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
+
     response_format: Any = None
     structured_outputs: Any = None
     guided_json: Any = None
@@ -133,7 +135,6 @@ class GenerationRequest(ApiRequest):
     guided_whitespace_pattern: Any = None
 
     guided_decoding_backend: Annotated[Any, only("auto")] = None
-    thinking_token_budget: Annotated[Any, only(-1)] = None
     watermarking: Annotated[Any, only(False)] = None
     early_stopping: Annotated[Any, only(False)] = None
     logprob_token_ids: Annotated[Any, only()] = None
@@ -172,6 +173,16 @@ class GenerationRequest(ApiRequest):
     @property
     def answer_style(self) -> AnswerStyle | None:
         """The parts that the answer may have besides text; None for plain text. Raises ApiError 400."""
+    @property
+    def reasoning_budget(self) -> int | None:
+        """The most tokens of the reasoning; None: no limit."""
+        return None if self.thinking_token_budget == -1 else self.thinking_token_budget
+
+    @property
+    def reasoning_hints(self) -> Sequence[IgnoredPart]:
+        """The limits of the reasoning that are ignored for a model whose reasoning is not known."""
+        return ()
+
         return None
 
     def source(self, settings: ApiSettings, context: int) -> PromptSource:
@@ -225,6 +236,7 @@ class GenerationRequest(ApiRequest):
         given += [
             name
             for name in SAMPLING_FIELDS
+        given += ["thinking_token_budget"] if self.reasoning_budget is not None else []
             if name not in BEAM_SEARCH_FIELDS
             and getattr(self, name) not in (None, getattr(defaults, name), [], {})
         ]

@@ -119,7 +119,7 @@ class ChatFields(GenerationRequest):
 
     @property
     def answer_style(self) -> AnswerStyle:
-        return AnswerStyle(self.tool_use, self.include_reasoning is not False)
+        return AnswerStyle(self.tool_use, self.include_reasoning is not False, self.reasoning_budget)
 
     def source(self, settings: ApiSettings, context: int) -> ChatSource:
         return ChatSource(

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
 from engine_server.contract import bounds
+from engine_server.server.api.chat.template_variables import reasoning_variables
 from engine_server.server.api.chat.tools import tool_use
 from engine_server.server.api.content import MediaUse
 from engine_server.server.api.conversation_request import ConversationRequest
@@ -28,15 +29,10 @@ class Thinking(BaseModel):
     model_config = ConfigDict(strict=True)
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
-    # Accepted, but no limit: models here decide themselves when to stop.
+    # The most tokens of the reasoning.
     budget_tokens: Annotated[int, Field(ge=1)] | None = None
     # "omitted" leaves the reasoning's text out of the answer.
     display: Literal["summarized", "omitted"] | None = None
-
-    def template_variables(self) -> dict[str, Any]:
-        """Return the variables by which templates switch reasoning, under both of its names."""
-        enabled = self.type != "disabled"
-        return {"enable_thinking": enabled, "thinking": enabled}
 
 
 class JsonFormat(BaseModel):
@@ -114,6 +110,16 @@ class MessagesRequest(ConversationRequest):
     def response_form(self) -> dict[str, Any] | None:
         form = self.output_config and self.output_config.format
         return {"type": "json_schema", "json_schema": {"schema": form.json_schema}} if form else None
+    @property
+    def reasoning_budget(self) -> int | None:
+        budget = self.thinking and self.thinking.budget_tokens
+        return super().reasoning_budget if budget is None else budget
+
+    @property
+    def reasoning_hints(self) -> Sequence[IgnoredPart]:
+        hint = self.thinking is not None and self.thinking.budget_tokens is not None
+        return [IgnoredPart("thinking", "budget_tokens")] if hint else []
+
 
     def sampling_parameters(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
         return self.shared_parameters(defaults) | {"max_tokens": self.max_tokens, "logprobs": None}
@@ -126,9 +132,8 @@ class MessagesRequest(ConversationRequest):
                 "messages: the answer can continue a last message of the assistant only if it ends with text"
             )
             raise ApiError(400, message, param="messages")
-        variables = self.thinking.template_variables() if self.thinking else {}
-        if self.output_config and self.output_config.effort:
-            variables["reasoning_effort"] = self.output_config.effort
+        thinks = None if self.thinking is None else self.thinking.type != "disabled"
+        variables = reasoning_variables(thinks, self.output_config and self.output_config.effort)
         return ChatTurns(turns, not prefilled, prefilled, variables=variables)
 
     @property
