@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from engine_server.contract.headers import MODEL
 from engine_server.server.api.generation_request import GenerationRequest
-from engine_server.server.api.models import served_model
 from engine_server.server.api.ignored import HEADER, header_value
+from engine_server.server.api.models import served_model
 from engine_server.server.api.plan_answer import plan_answer
 from engine_server.server.api.read_request import ignored_parts, prompt_source, read_request
 from engine_server.server.generation.generation import Generation
@@ -49,8 +50,16 @@ async def create_answer(
     return answer
 
 
-async def count_tokens(model: LoadedModel, body: GenerationRequest, headers: Mapping[str, str]) -> int:
-    """Return the number of tokens of a request's prompts. Raises ApiError."""
+async def count_tokens(
+    model: LoadedModel, body: GenerationRequest, headers: Mapping[str, str], any_length: bool = False
+) -> int:
+    """Return the number of tokens of a request's prompts. Raises ApiError.
+
+    any_length: count those of prompts that can't fit the context too, and before the request's cuts.
+    """
     served = served_model(model, body.model, headers)
-    prompts = await tokenize(model.engine, prompt_source(model, body, served.context))
+    source = prompt_source(model, body, served.context)
+    if any_length:
+        source = replace(source, any_length=True, cuts=())
+    prompts = await tokenize(model.engine, source)
     return sum(len(prompt["prompt_token_ids"]) for prompt in prompts)

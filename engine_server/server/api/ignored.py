@@ -62,6 +62,15 @@ class IgnoredTool(BaseModel):
     type: str
 
 
+def ignored_tools(tools: Sequence[object]) -> list[IgnoredPart]:
+    """Return those of a request's tools that are ignored."""
+    return [
+        IgnoredPart(f"tools.{number}", tool.type)
+        for number, tool in enumerate(tools)
+        if isinstance(tool, IgnoredTool)
+    ]
+
+
 def header_value(parts: Sequence[IgnoredPart]) -> str:
     """Return the value of HEADER, which names the first parts."""
     named = [str(part) for part in parts[:MAX_NAMED]]

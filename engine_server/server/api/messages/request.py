@@ -14,13 +14,16 @@ from engine_server.server.api.chat.tools import tool_use
 from engine_server.server.api.content import MediaUse
 from engine_server.server.api.conversation_request import ConversationRequest
 from engine_server.server.api.fields import Ignored, only, stop_strings
-from engine_server.server.api.ignored import IgnoredPart
+from engine_server.server.api.ignored import IgnoredPart, ignored_tools
 from engine_server.server.api.messages.blocks import TextBlock, TextContent
-from engine_server.server.api.messages.tools import ToolChoice, Tools, chat_tools, ignored_tools
+from engine_server.server.api.messages.context_edits import ContextManagement
+from engine_server.server.api.messages.tools import ToolChoice, Tools, chat_tools
 from engine_server.server.api.messages.turns import Message, media_in, template_messages
 from engine_server.server.generation.prompts import ChatTurns
 from engine_server.server.generation.tool_use import ToolUse
 from engine_server.server.http.errors import ApiError
+
+FORM_FIELD = "output_config.format"
 
 
 class Thinking(BaseModel):
@@ -60,7 +63,7 @@ class MessagesRequest(ConversationRequest):
     ENGINE_FIELDS: ClassVar[Mapping[str, str]] = {
         "prompt": "messages",
         "stop": "stop_sequences",
-        "response_format": "output_config.format",
+        "response_format": FORM_FIELD,
     }
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=bounds.MESSAGES.limit)]
@@ -73,6 +76,9 @@ class MessagesRequest(ConversationRequest):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    # The beta's name of output_config.format.
+    output_format: JsonFormat | None = None
+    context_management: ContextManagement | None = None
 
     # Every prompt's prefix is cached anyway.
     cache_control: Ignored = None
@@ -82,8 +88,6 @@ class MessagesRequest(ConversationRequest):
     diagnostics: Ignored = None
     fallbacks: Ignored = None
     fallback_credit_token: Ignored = None
-    # It would only save tokens.
-    context_management: Ignored = None
 
     compaction: Annotated[Any, only()] = None
     container: Annotated[Any, only()] = None
@@ -107,10 +111,6 @@ class MessagesRequest(ConversationRequest):
         return ignored_tools(self.tools or [])
 
     @property
-    def response_form(self) -> dict[str, Any] | None:
-        form = self.output_config and self.output_config.format
-        return {"type": "json_schema", "json_schema": {"schema": form.json_schema}} if form else None
-    @property
     def reasoning_budget(self) -> int | None:
         budget = self.thinking and self.thinking.budget_tokens
         return super().reasoning_budget if budget is None else budget
@@ -120,6 +120,29 @@ class MessagesRequest(ConversationRequest):
         hint = self.thinking is not None and self.thinking.budget_tokens is not None
         return [IgnoredPart("thinking", "budget_tokens")] if hint else []
 
+    @property
+    def response_form(self) -> dict[str, Any] | None:
+        form = self.output_format or (self.output_config and self.output_config.format)
+        return {"type": "json_schema", "json_schema": {"schema": form.json_schema}} if form else None
+
+    @property
+    def engine_fields(self) -> Mapping[str, str]:
+        fields = super().engine_fields
+        if self.output_format is None or fields["structured_outputs"] != FORM_FIELD:
+            return fields
+        return {**fields, "structured_outputs": "output_format"}
+
+    def check_combinations(self) -> None:
+        super().check_combinations()
+        if self.output_format and self.output_config and self.output_config.format:
+            message = f"output_format and {FORM_FIELD} are given; an answer has one format"
+            raise ApiError(400, message, param="output_format")
+
+    def with_messages(self, messages: list[Message]) -> MessagesRequest:
+        """Return the request with another conversation."""
+        request = self.model_copy(update={"messages": messages})
+        request.__dict__.pop("media", None)  # the cached list of the other's
+        return request
 
     def sampling_parameters(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
         return self.shared_parameters(defaults) | {"max_tokens": self.max_tokens, "logprobs": None}

@@ -1,0 +1,46 @@
+"""The request whose conversation is edited as the client asks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from engine_server.server.api.create_answer import count_tokens
+from engine_server.server.api.messages.context_edits import ThinkingCleared, ToolUsesCleared
+from engine_server.server.api.messages.request import MessagesRequest
+
+if TYPE_CHECKING:
+    from engine_server.server.loaded_model import LoadedModel
+
+
+class EditedRequest(NamedTuple):
+    """A request after the edits of its conversation, and the report of those that were applied."""
+
+    body: MessagesRequest
+    # None: the request asks for no edits.
+    applied: list[ToolUsesCleared | ThinkingCleared] | None
+
+
+async def edit_context(
+    model: LoadedModel, body: MessagesRequest, headers: Mapping[str, str]
+) -> EditedRequest:
+    """Apply the request's edits in their order. Raises ApiError.
+
+    The result depends on the request and the model's tokenizer alone, so that any replica continues the answer.
+    """
+    if body.context_management is None:
+        return EditedRequest(body, None)
+    applied: list[ToolUsesCleared | ThinkingCleared] = []
+    for edit in body.context_management.edits or ():
+        edited = edit.apply(body.messages)
+        if not edited.cleared:
+            continue
+        before = await count_tokens(model, body, headers, any_length=True)
+        if not edit.is_triggered(body.messages, before):
+            continue
+        candidate = body.with_messages(edited.messages)
+        cleared = before - await count_tokens(model, candidate, headers, any_length=True)
+        if cleared >= edit.least_cleared_tokens:
+            body = candidate
+            applied.append(edit.report(edited.cleared, max(0, cleared)))
+    return EditedRequest(body, applied)
