@@ -55,7 +55,9 @@ class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         """Return a copy with every default of the model filled in. Raises InvalidRequestError if the model can't."""
         task = cast(PoolingTask, self.task or config.tasks[0])
         if task not in config.tasks:
-            raise InvalidRequestError(f"task is {task!r}; this model can {', '.join(config.tasks)}", "task")
+            raise InvalidRequestError(
+                f"the task {task} is not supported by this model; it can {', '.join(config.tasks)}", "task"
+            )
         if self.dimensions is not None and self.dimensions not in config.dimensions:
             raise InvalidRequestError(
                 f"dimensions is {self.dimensions}; the model wasn't trained for embeddings of that length",

@@ -22,7 +22,9 @@ def check_params(params: object, kind: type[P]) -> P:
     if not isinstance(params, kind):
         does = "generates" if kind is SamplingParams else "pools"
         raise InvalidRequestError(
-            f"params is a {type(params).__name__}; this engine {does}, and takes {kind.__name__}", "params"
+            f"params is a {type(params).__name__}, which is not supported by this model: it {does}, and takes "
+            f"{kind.__name__}",
+            "params",
         )
     return kind(**{name: getattr(params, name) for name in kind.__struct_fields__})
 

@@ -63,7 +63,7 @@ class ChoiceFields(msgspec.Struct):
     finish_reason: str | None = None
     stop_reason: StopReason = msgspec.UNSET
     token_ids: TokenIds = msgspec.UNSET
-    prompt_token_ids: TokenIds = msgspec.UNSET
+    prompt_token_ids: TokenIds | None = msgspec.UNSET
 
 
 class ChunkChoice(ChoiceFields):
@@ -144,7 +144,7 @@ class CompletionRenderer(OpenAIStream, Renderer):
         return msgspec.json.encode(answer)
 
     async def _whole(self, delta: ChoiceDelta) -> Choice:
-        choice = Choice(delta.choice, delta.text)
+        choice = Choice(delta.choice, delta.text, prompt_token_ids=None)
         self._fill(choice, delta)
         prompt = delta.prompt
         assert prompt is not None, "an answer that is not streamed has one event for each choice"

@@ -51,6 +51,9 @@ class ApiRequest(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
+    # What to say where a field is missing, by its name.
+    MISSING: ClassVar[Mapping[str, str]] = {}
+
     def check_combinations(self) -> None:
         """Raise ApiError for fields that exclude each other."""
 
@@ -121,10 +124,10 @@ class GenerationRequest(ApiRequest):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
 
+    thinking_token_budget: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
+
     session_id: Ignored = None
     return_mm_kwargs: Ignored = None
-
-    thinking_token_budget: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
 
     response_format: Any = None
     structured_outputs: Any = None
@@ -171,9 +174,6 @@ class GenerationRequest(ApiRequest):
         return [*self.ignored_tools, *(one.part for one in self.media)]
 
     @property
-    def answer_style(self) -> AnswerStyle | None:
-        """The parts that the answer may have besides text; None for plain text. Raises ApiError 400."""
-    @property
     def reasoning_budget(self) -> int | None:
         """The most tokens of the reasoning; None: no limit."""
         return None if self.thinking_token_budget == -1 else self.thinking_token_budget
@@ -183,6 +183,9 @@ class GenerationRequest(ApiRequest):
         """The limits of the reasoning that are ignored for a model whose reasoning is not known."""
         return ()
 
+    @property
+    def answer_style(self) -> AnswerStyle | None:
+        """The parts that the answer may have besides text; None for plain text. Raises ApiError 400."""
         return None
 
     def source(self, settings: ApiSettings, context: int) -> PromptSource:
@@ -233,10 +236,10 @@ class GenerationRequest(ApiRequest):
         defaults = SamplingParams()
         given = [name for name in ("stop", "priority") if getattr(self, name)]
         given += [self.grammar.field] if self.grammar else []
+        given += ["thinking_token_budget"] if self.reasoning_budget is not None else []
         given += [
             name
             for name in SAMPLING_FIELDS
-        given += ["thinking_token_budget"] if self.reasoning_budget is not None else []
             if name not in BEAM_SEARCH_FIELDS
             and getattr(self, name) not in (None, getattr(defaults, name), [], {})
         ]
@@ -304,20 +307,21 @@ def parse_request(kind: type[R], body: bytes) -> R:
         request = kind.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        raise to_api_error(first) from None
+        raise to_api_error(kind, first) from None
     if request.model_extra:
         unknown_fields.warn(name for name in request.model_extra if name != ROUTER_FIELD)
     request.check_combinations()
     return request
 
 
-def to_api_error(error: ErrorDetails) -> ApiError:
+def to_api_error(kind: type[ApiRequest], error: ErrorDetails) -> ApiError:
     field = shorten(".".join(str(step) for step in error["loc"]))
     match error["type"]:
         case "json_invalid":
             return ApiError(400, f"the body is not JSON: {error['msg']}", code=ErrorCode.INVALID_JSON)
         case "missing":
-            return ApiError(400, f"{field} is missing", param=field, code=ErrorCode.MISSING_FIELD)
+            message = kind.MISSING.get(field, f"{field} is missing")
+            return ApiError(400, message, param=field, code=ErrorCode.MISSING_FIELD)
         case fields.UNSUPPORTED:
             return ApiError(400, f"{field} {error['msg']}", param=field, code=ErrorCode.UNSUPPORTED_VALUE)
         case "model_type" if not field:

@@ -38,8 +38,8 @@ def check_task(model: LoadedModel, *tasks: str) -> None:
         endpoints = dict.fromkeys(path for task in model.tasks for path in ENDPOINTS[task])
         raise ApiError(
             400,
-            f"the model {model.served_names[0]!r} can't {' or '.join(tasks)}; it can {', '.join(model.tasks)}: use "
-            f"{', '.join(endpoints)}",
+            f"the task {' or '.join(tasks)} is not supported by this model, {model.served_names[0]!r}; it can "
+            f"{', '.join(model.tasks)}: use {', '.join(endpoints)}",
             param="model",
             code=ErrorCode.UNSUPPORTED_VALUE,
         )
