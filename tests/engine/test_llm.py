@@ -146,7 +146,7 @@ def test_prompt_embeds_need_enable_prompt_embeds(tiny_llama: Path) -> None:
     with pytest.raises(InvalidRequestError, match="enable_prompt_embeds"):
         llm.generate({"prompt_embeds": torch.zeros(3, 32)}, SamplingParams(detokenize=False))
     with pytest.raises(
-        InvalidRequestError, match="supported by this model: it generates, and takes SamplingParams"
+        InvalidRequestError, match="Embedding API is not supported by this model: it generates"
     ):
         llm.embed({"prompt_token_ids": [5]})
 
@@ -275,7 +275,7 @@ def test_default_params_without_a_tokenizer_give_tokens_and_empty_text(tiny_llam
         llm.generate([[5] * 65])
     with pytest.raises(InvalidRequestError, match=r"out of vocabulary.*size is 128"):
         llm.generate([[128]])
-    with pytest.raises(InvalidRequestError, match="prompt cannot be empty"):
+    with pytest.raises(InvalidRequestError, match="decoder prompt cannot be empty"):
         llm.generate([[]])
     with pytest.raises(InvalidRequestError, match="stop strings need a tokenizer"):
         llm.generate([[5]], SamplingParams(stop="x"))

@@ -165,8 +165,8 @@ class Processor:
         """Return how many tokens may follow the prompt, at least one; a pooling model needs none."""
         if not token_ids:
             raise InvalidRequestError(
-                "the prompt cannot be empty; it takes at least one token. Either prompt or prompt_embeds must be "
-                "provided",
+                "the decoder prompt cannot be empty; it takes at least one token. Either prompt or prompt_embeds must "
+                "be provided and non-empty.",
                 "prompt",
             )
         pools = self.config.pooling is not None

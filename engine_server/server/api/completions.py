@@ -32,7 +32,9 @@ class CompletionRequest(GenerationRequest):
     """The body of a request."""
 
     ID_PREFIX: ClassVar[str] = "cmpl-"
-    MISSING: ClassVar[Mapping[str, str]] = {"prompt": "Either prompt or prompt_embeds must be provided"}
+    MISSING: ClassVar[Mapping[str, str]] = {
+        "prompt": "Either prompt or prompt_embeds must be provided and non-empty."
+    }
 
     prompt: Annotated[list[str] | list[list[int]], PlainValidator(prompt_list)]
     logprobs: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None

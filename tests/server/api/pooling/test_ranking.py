@@ -173,7 +173,7 @@ def test_cross_encoder_classifies_with_one_label_and_cannot_embed(
     answer = cross_encoder_server.post("/v1/embeddings", {"input": "a"})
     assert answer.status == 400
     message = answer.error["message"]
-    assert message.startswith("the task embed is not supported by this model")
+    assert message.startswith("Embedding API is not supported by this model")
     assert "it can classify, encode, score: use /classify, /pooling, /score" in message
 
 
