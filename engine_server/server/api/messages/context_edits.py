@@ -24,7 +24,7 @@ CLEAR_TOOL_USES = "clear_tool_uses_20250919"
 CLEAR_THINKING = "clear_thinking_20251015"
 # What takes the place of a result.
 CLEARED = TextBlock(type="text", text="[cleared]")
-MAX_EDITS = 8
+MAX_EDITS = 4
 # Anthropic's defaults.
 TRIGGER_TOKENS = 100_000
 KEPT_TOOL_USES = 3

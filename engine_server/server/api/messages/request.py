@@ -112,7 +112,7 @@ class MessagesRequest(ConversationRequest):
 
     @property
     def reasoning_budget(self) -> int | None:
-        budget = self.thinking and self.thinking.budget_tokens
+        budget = self.thinking.budget_tokens if self.thinking else None
         return super().reasoning_budget if budget is None else budget
 
     @property
@@ -156,7 +156,8 @@ class MessagesRequest(ConversationRequest):
             )
             raise ApiError(400, message, param="messages")
         thinks = None if self.thinking is None else self.thinking.type != "disabled"
-        variables = reasoning_variables(thinks, self.output_config and self.output_config.effort)
+        effort = self.output_config.effort if self.output_config else None
+        variables = reasoning_variables(thinks, effort)
         return ChatTurns(turns, not prefilled, prefilled, variables=variables)
 
     @property

@@ -219,3 +219,11 @@ def test_output_format_is_named_where_it_is_wrong(scripted: LocalServer) -> None
     refused = ask(scripted, output_format=wrong, messages=[user("Where?")])
     assert refused.status == 400
     assert "output_config" not in refused.json["error"]["message"]
+
+
+def test_conversation_that_takes_too_long_to_count_is_refused(scripted: LocalServer) -> None:
+    messages = [user("Begin." + "a" * (5 << 20)), *used(0)]
+    with scripted.probed():
+        answer = ask(scripted, edit(keep=keep(0)), messages=messages)
+    assert answer.status == 400
+    assert "characters in a prompt to tokenize" in answer.json["error"]["message"]
