@@ -11,6 +11,19 @@ from engine_server.requests.sampling_params import RequestOutputKind, truncation
 
 PoolingTask = Literal["embed", "classify", "score", "encode"]
 TASKS: tuple[PoolingTask, ...] = get_args(PoolingTask)
+# vLLM's names of the tasks, by which its clients tell errors.
+API_NAMES = {
+    "embed": "Embedding",
+    "classify": "Classification",
+    "score": "Score",
+    "encode": "Pooling",
+    "generate": "Generation",
+}
+
+
+def unsupported(*tasks: str) -> str:
+    """Return the beginning of the error for a model that can do none of these tasks."""
+    return f"{' or '.join(API_NAMES[task] for task in tasks)} API is not supported by this model"
 
 
 class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -55,7 +68,7 @@ class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         """Return a copy with every default of the model filled in. Raises InvalidRequestError if the model can't."""
         task = cast(PoolingTask, self.task or config.tasks[0])
         if task not in config.tasks:
-            raise InvalidRequestError(f"task is {task!r}; this model can {', '.join(config.tasks)}", "task")
+            raise InvalidRequestError(f"{unsupported(task)}; it can {', '.join(config.tasks)}", "task")
         if self.dimensions is not None and self.dimensions not in config.dimensions:
             raise InvalidRequestError(
                 f"dimensions is {self.dimensions}; the model wasn't trained for embeddings of that length",

@@ -13,7 +13,9 @@ class ApiSettings:
     """Settings of answers."""
 
     chat_template: str | None = argument(
-        None, "file with a chat template in place of the model's own", metavar="FILE"
+        None,
+        "file with a chat template in place of the model's own, or the template's text, which has a brace",
+        metavar="FILE",
     )
     response_template: str | None = argument(
         None,
@@ -87,9 +89,9 @@ class ApiSettings:
         return found
 
     def read_chat_template(self) -> str | None:
-        """Return the text of the chat template's file; None for the model's own template. Raises ValueError."""
-        if self.chat_template is None:
-            return None
+        """Return the text of the chat template; None for the model's own template. Raises ValueError."""
+        if self.chat_template is None or "{" in self.chat_template:
+            return self.chat_template
         try:
             return Path(self.chat_template).read_text()
         except (OSError, UnicodeDecodeError) as error:

@@ -145,7 +145,9 @@ def test_prompt_embeds_need_enable_prompt_embeds(tiny_llama: Path) -> None:
     llm = LLM(str(tiny_llama), skip_tokenizer_init=True, num_gpu_blocks_override=16)
     with pytest.raises(InvalidRequestError, match="enable_prompt_embeds"):
         llm.generate({"prompt_embeds": torch.zeros(3, 32)}, SamplingParams(detokenize=False))
-    with pytest.raises(InvalidRequestError, match="this engine generates, and takes SamplingParams"):
+    with pytest.raises(
+        InvalidRequestError, match="Embedding API is not supported by this model: it generates"
+    ):
         llm.embed({"prompt_token_ids": [5]})
 
 
@@ -269,11 +271,11 @@ def test_default_params_without_a_tokenizer_give_tokens_and_empty_text(tiny_llam
     assert llm.model_config.max_model_len == 64
     (output,) = llm.generate([[5] * 40], SamplingParams(max_tokens=None, ignore_eos=True), use_tqdm=False)
     assert len(output.outputs[0].token_ids) == 24 and output.outputs[0].text == ""
-    with pytest.raises(InvalidRequestError, match="maximum context length"):
+    with pytest.raises(InvalidRequestError, match=r"maximum context length is 64 .*Please reduce the length"):
         llm.generate([[5] * 65])
-    with pytest.raises(InvalidRequestError, match="out of vocabulary"):
+    with pytest.raises(InvalidRequestError, match=r"out of vocabulary.*size is 128"):
         llm.generate([[128]])
-    with pytest.raises(InvalidRequestError, match="prompt cannot be empty"):
+    with pytest.raises(InvalidRequestError, match="decoder prompt cannot be empty"):
         llm.generate([[]])
     with pytest.raises(InvalidRequestError, match="stop strings need a tokenizer"):
         llm.generate([[5]], SamplingParams(stop="x"))

@@ -1,4 +1,4 @@
-"""The tokens that each request may draw next, by its grammar, allowed_token_ids, bad_words and min_tokens."""
+"""The tokens that each request may draw next, by its reasoning, its grammar and its parameters."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ from engine_server.modeling.platform.interface import Platform
 from engine_server.requests.messages import Vocabulary
 from engine_server.structured.grammar_cache import GrammarCache
 from engine_server.structured.matcher import Matcher
+from engine_server.structured.reasoning_limit import ReasoningLimit
 
 # Maximum number of threads that fill masks.
 MAX_THREADS = 8
@@ -63,8 +64,12 @@ class Grammars:
 
     def open(self, request: Request) -> None:
         """Start to compile a request's grammar if it has one; the request runs once that is done."""
-        grammar = request.params.structured_outputs if isinstance(request, GenerationRequest) else None
-        if isinstance(request, GenerationRequest) and grammar is not None:
+        if not isinstance(request, GenerationRequest):
+            return
+        grammar, budget = request.params.structured_outputs, request.params.reasoning_budget
+        if budget is not None:
+            request.reasoning = ReasoningLimit(budget, request.num_prompt)
+        if grammar is not None:
             assert self._cache is not None and grammar.grammar is not None
             compiled = self._cache.get(grammar.grammar)
             request.matcher = Matcher(
@@ -74,11 +79,12 @@ class Grammars:
     def fill(self, batch: Batch) -> TokenMasks | None:
         """Return the masks of the requests that sample and may not draw every token; None if there are none.
 
-        Earlier steps' tokens must be known for requests with `Request.needs_last_token`.
+        Earlier steps' tokens must be known from `Request.needs_last_token_from` on.
         """
         masked: list[MaskedRow] = []
         errors: dict[int, str] = {}
         matcher: Matcher | None = None
+        reasoning: ReasoningLimit | None = None
         previous: Request | None = None
         sampling = sampled_part(batch)
         for row in self._limited.get(sampling):
@@ -86,9 +92,11 @@ class Grammars:
             assert isinstance(scheduled.request, GenerationRequest)
             rules = self._rules.get(scheduled)
             if scheduled.request is not previous:
-                previous, matcher = scheduled.request, scheduled.request.matcher
-            elif matcher is not None:
-                matcher = matcher.fork()  # the request's own moves along no drafts
+                previous = scheduled.request
+                matcher, reasoning = scheduled.request.matcher, scheduled.request.reasoning
+            else:  # the request's own move along no drafts
+                matcher = matcher and matcher.fork()
+                reasoning = reasoning and reasoning.fork()
             if rules is not None and not rules.apply_to(scheduled.output_index):
                 rules = None
             if matcher is not None:
@@ -96,6 +104,9 @@ class Grammars:
                 if matcher.error is not None:
                     errors[row] = matcher.error
             position = matcher.position if matcher is not None else None
+            if reasoning is not None and position is None:  # a grammar begins after the reasoning
+                only = reasoning.read(scheduled.request.token_ids, scheduled.end)
+                rules = rules if only is None else self._only(only)
             if rules is not None or position is not None:
                 masked.append(MaskedRow(row, scheduled, rules, matcher, position))
         if not masked and not errors:
@@ -112,7 +123,11 @@ class Grammars:
             row
             for row, scheduled in enumerate(sampling)
             if isinstance(scheduled.request, GenerationRequest)
-            and (scheduled.request.matcher is not None or self._rules.get(scheduled) is not None)
+            and (
+                scheduled.request.matcher is not None
+                or scheduled.request.reasoning is not None
+                or self._rules.get(scheduled) is not None
+            )
         ]
 
     def _match(self, masked: list["MaskedRow"], bits: Bits, errors: dict[int, str]) -> None:
@@ -140,6 +155,11 @@ class Grammars:
                 bits[token_id >> 3] &= ~np.uint8(1 << (token_id & 7))
         if position is not None and not bits.any():  # then the grammar may only end
             bits[:] = ends
+
+    def _only(self, token_id: int) -> Rules:
+        """Return the rules that allow one token."""
+        bits = bits_of([token_id], self._size)
+        return Rules(bits, bits, 0, True, {})
 
     def _build(self, request: GenerationRequest) -> Rules | None:
         """Return None for a request that may always draw any token."""

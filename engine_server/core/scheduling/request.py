@@ -15,9 +15,12 @@ from engine_server.requests.messages import AddRequest, RawTensor, RequestStep, 
 from engine_server.requests.pooling_params import PoolingParams
 from engine_server.requests.sampling_params import SamplingParams
 from engine_server.structured.matcher import Matcher
+from engine_server.structured.reasoning_limit import ReasoningLimit
 
 # Token id of virtual tokens, whose embeddings are a prompt adapter's.
 VIRTUAL = 0
+# An index that no output reaches.
+NEVER = 1 << 62
 # Placeholder for a token that a launched step samples, of which the host knows not even a draft.
 UNKNOWN = -1
 
@@ -70,8 +73,8 @@ class Request(ABC):
     num_virtual: int = 0
     # Guesses of the next tokens, for the next step to verify.
     drafts: list[int] = field(default_factory=list)
-    # The next token can't be sampled before the host has received the last one.
-    needs_last_token: bool = False
+    # Index of the output token from which on none can be sampled before the host has received the one before it.
+    needs_last_token_from: int = NEVER
 
     @classmethod
     def from_message(cls, message: AddRequest) -> "list[Request]":
@@ -204,9 +207,14 @@ class GenerationRequest(Request):
     num_ranked: int = 0
     # The position in the grammar of the output, if it has one.
     matcher: Matcher | None = None
+    # The position in the reasoning of the output, if that is limited.
+    reasoning: ReasoningLimit | None = None
 
     def __post_init__(self) -> None:
-        self.needs_last_token = self.params.needs_last_token
+        if self.params.needs_last_token:
+            self.needs_last_token_from = 0
+        elif self.params.reasoning_budget is not None:  # the reasoning is no longer than the output
+            self.needs_last_token_from = self.params.reasoning_budget.tokens
 
     @property
     def last_result_launched(self) -> bool:

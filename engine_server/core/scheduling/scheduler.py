@@ -172,7 +172,9 @@ class Scheduler:
     def needs_results(self, batch: Batch) -> bool:
         """Return True if an earlier step's tokens must be known before those of `batch` can be sampled."""
         return any(
-            scheduled.request.num_unknown > 1 and scheduled.request.needs_last_token for scheduled in batch
+            scheduled.request.num_unknown > 1
+            and scheduled.output_index >= scheduled.request.needs_last_token_from
+            for scheduled in batch
         )
 
     def update(self, batch: Batch, results: Sequence[StepResult]) -> list[RequestStep]:

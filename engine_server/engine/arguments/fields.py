@@ -8,7 +8,13 @@ import msgspec
 
 from engine_server.config import LogprobsMode
 from engine_server.config.quantization import Quantization
-from engine_server.engine.arguments.flags import context_length, full_dtype, json_object, parse_size
+from engine_server.engine.arguments.flags import (
+    compilation,
+    context_length,
+    full_dtype,
+    json_object,
+    parse_size,
+)
 from engine_server.requests.sampling_params import MAX_LOGPROBS
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -29,8 +35,8 @@ def argument(default: Any, text: str, *, secret: bool = False, **options: Any) -
     return field(default=default, repr=not secret, metadata=metadata)
 
 
-def _unsupported(default: Any, **options: Any) -> Any:
-    """Return a field for a parameter of vLLM that has no effect here: it takes vLLM's default only, and has no help."""
+def _without_effect(default: Any, **options: Any) -> Any:
+    """Return a field for a parameter of vLLM that has no effect here, and so no help."""
     return argument(default, argparse.SUPPRESS, **options)
 
 
@@ -162,7 +168,6 @@ class CacheArguments:
         None, "the number of blocks, regardless of the free memory"
     )
     enable_prefix_caching: bool = argument(True, "share KV-cache blocks between requests with equal prefixes")
-    prefix_caching_hash_algo: Literal["sha256"] = argument("sha256", "the hash that identifies equal blocks")
 
 
 @dataclass(kw_only=True)
@@ -246,14 +251,24 @@ class ObservabilityArguments:
 class UnsupportedArguments:
     """Parameters of vLLM that take its default only."""
 
-    tokenizer_mode: Literal["auto"] = _unsupported("auto")
-    convert: Literal["auto"] = _unsupported("auto")
-    compilation_config: None = _unsupported(None)
-    attention_config: None = _unsupported(None)
-    # Ranks always run as processes on this machine.
-    distributed_executor_backend: Literal["mp"] | None = _unsupported(None)
+    tokenizer_mode: Literal["auto"] = _without_effect("auto")
+    convert: Literal["auto"] = _without_effect("auto")
+    attention_config: None = _without_effect(None)
     # GiB; 4 is vLLM's default. No block is ever swapped.
-    swap_space: Literal[0, 4] | None = _unsupported(None)
+    swap_space: Literal[0, 4] | None = _without_effect(None)
+
+
+@dataclass(kw_only=True)
+class SpeedArguments:
+    """Parameters of vLLM that would change its speed alone: they are accepted with a warning."""
+
+    compilation_config: Amount | dict[str, Any] | None = _without_effect(None, type=compilation)
+    # Several ranks run as processes on this machine, one in the engine's process; "uni" takes one.
+    distributed_executor_backend: Literal["mp", "uni"] | None = _without_effect(None)
+    # Blocks are always identified by sha256.
+    prefix_caching_hash_algo: Literal["sha256", "sha256_cbor", "xxhash", "xxhash_cbor", "builtin"] = (
+        _without_effect("sha256")
+    )
 
 
 @dataclass(kw_only=True)
@@ -268,5 +283,6 @@ class Arguments(
     SamplingArguments,
     ObservabilityArguments,
     UnsupportedArguments,
+    SpeedArguments,
 ):
     """The fields of EngineArgs, which it resolves to an EngineConfig."""

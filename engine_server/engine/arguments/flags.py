@@ -48,6 +48,11 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
+def compilation(text: str) -> int | dict[str, Any]:
+    """Return a level of compilation, or its settings as a JSON object."""
+    return int(text) if text.isdecimal() else json_object(text)
+
+
 def add_flags(parser: argparse.ArgumentParser, dataclass: type) -> argparse.ArgumentParser:
     """Add a flag for each field of `dataclass`, parsed by the field's type; `model` is positional.
 

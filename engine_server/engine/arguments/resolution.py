@@ -1,5 +1,7 @@
 """Resolution of checked arguments to an EngineConfig: the model and every default."""
 
+import logging
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from types import NoneType
@@ -21,11 +23,13 @@ from engine_server.config import (
     SpeculativeConfig,
 )
 from engine_server.engine.arguments.draft_model import with_draft_model
-from engine_server.engine.arguments.fields import Arguments
+from engine_server.engine.arguments.fields import Arguments, SpeedArguments
 from engine_server.engine.arguments.flags import full_dtype
 from engine_server.engine.arguments.model_config import ModelDescription, describe_model
 from engine_server.engine.arguments.prefill_budget import cpu_budget, prefill_flops
 from engine_server.modeling.platform.cpu_quota import available_cpus
+
+logger = logging.getLogger(__name__)
 
 GPU_BUDGET = 8192
 BLOCK_SIZE = 16
@@ -38,6 +42,7 @@ INT4_GROUP = 64
 def resolve_config(args: Arguments) -> EngineConfig:
     """Resolve the model and every default. Raises ValueError, which names the argument."""
     check_types(args)
+    warn_of_speed_arguments(args)
     if not args.model:
         raise ValueError("model is not given; it takes a folder, a .gguf file, org/name, hf:// or pypi://")
     if args.max_model_len == 0:
@@ -95,6 +100,21 @@ def check_types(args: Arguments) -> None:
                 if literals:
                     expected = f"expected one of {', '.join(map(str, get_args(literals[0])))}"
             raise ValueError(f"{name} is {value!r}: {expected}") from None
+
+
+def warn_of_speed_arguments(args: Arguments) -> None:
+    """Log which of the parameters that have no effect here differ from their defaults. Raises ValueError."""
+    if args.distributed_executor_backend == "uni" and args.tensor_parallel_size > 1:
+        raise ValueError(
+            f"distributed_executor_backend is 'uni', a single process; tensor_parallel_size is "
+            f"{args.tensor_parallel_size}"
+        )
+    defaults = SpeedArguments()
+    given = [
+        item.name for item in fields(defaults) if getattr(args, item.name) != getattr(defaults, item.name)
+    ]
+    if given:
+        logger.warning("%s: accepted for vLLM's sake, without effect here", ", ".join(given))
 
 
 def _scheduler_config(

@@ -8,7 +8,7 @@ from engine_server.config import LoRAConfig, PromptAdapterConfig
 from engine_server.requests import validation as valid
 from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
 from engine_server.requests.errors import InvalidRequestError
-from engine_server.requests.pooling_params import PoolingParams
+from engine_server.requests.pooling_params import PoolingParams, unsupported
 from engine_server.requests.sampling_params import SamplingParams
 
 P = TypeVar("P", SamplingParams, PoolingParams)
@@ -21,8 +21,10 @@ def check_params(params: object, kind: type[P]) -> P:
     """
     if not isinstance(params, kind):
         does = "generates" if kind is SamplingParams else "pools"
+        task = (params.task or "encode") if isinstance(params, PoolingParams) else "generate"
         raise InvalidRequestError(
-            f"params is a {type(params).__name__}; this engine {does}, and takes {kind.__name__}", "params"
+            f"{unsupported(task)}: it {does}, and takes {kind.__name__}; params is a {type(params).__name__}",
+            "params",
         )
     return kind(**{name: getattr(params, name) for name in kind.__struct_fields__})
 

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+# What clients look for in the error of a prompt that is too long.
+SHORTER = "Please reduce the length of the prompt"
+
+
 class Processor:
     """Validation and tokenization of requests. Methods raise InvalidRequestError for requests that can't be served."""
 
@@ -149,8 +153,8 @@ class Processor:
         if least <= limit:
             return None
         return (
-            f"the prompt has {len(text)} characters, which are at least {least} tokens; it must fit the context of "
-            f"{limit}, this model's maximum context length"
+            f"the model's maximum context length is {limit} tokens; the prompt has {len(text)} characters, at least "
+            f"{least} tokens. {SHORTER}"
         )
 
     @cached_property
@@ -160,14 +164,18 @@ class Processor:
     def _room(self, token_ids: list[int], num_virtual: int = 0) -> int:
         """Return how many tokens may follow the prompt, at least one; a pooling model needs none."""
         if not token_ids:
-            raise InvalidRequestError("the prompt cannot be empty; it takes at least one token", "prompt")
+            raise InvalidRequestError(
+                "the decoder prompt cannot be empty; it takes at least one token. Either prompt or prompt_embeds must "
+                "be provided and non-empty.",
+                "prompt",
+            )
         pools = self.config.pooling is not None
         room = self.config.max_model_len - num_virtual - len(token_ids) + pools
         if room < 1:
             virtual = f", after {num_virtual} virtual tokens of its adapter" if num_virtual else ""
             raise InvalidRequestError(
-                f"the prompt has {len(token_ids)} tokens{virtual}; {'' if pools else 'with at least one new token '}"
-                f"it must fit the context of {self.config.max_model_len}, this model's maximum context length",
+                f"the model's maximum context length is {self.config.max_model_len} tokens; the prompt has "
+                f"{len(token_ids)} tokens{virtual}{'' if pools else ', and at least one follows'}. {SHORTER}",
                 "prompt",
             )
         return room
@@ -199,6 +207,9 @@ class Processor:
         self._check_token_ids(params.logit_bias or (), "logit_bias")
         if params.structured_outputs is not None:
             self._check_token_ids(params.structured_outputs.starts_after or (), "starts_after")
+        if params.reasoning_budget is not None:
+            delimiters = params.reasoning_budget.start + params.reasoning_budget.end
+            self._check_token_ids(delimiters, "reasoning_budget")
         for token_ids in params.bad_words_token_ids or ():
             self._check_token_ids(token_ids, "bad_words_token_ids")
         for path in params.logits_processors or ():
@@ -215,7 +226,8 @@ class Processor:
             return
         wrong = next(token for token in token_ids if not 0 <= token < size)
         raise InvalidRequestError(
-            f"{name} has token {wrong}; tokens are integers from 0 to {size - 1}, others are out of vocabulary",
+            f"{name} has token {wrong}; tokens are integers from 0 to {size - 1}, others are out of vocabulary, whose "
+            f"size is {size}",
             name,
         )
 

@@ -62,8 +62,9 @@ class ChoiceFields(msgspec.Struct):
     text: str
     finish_reason: str | None = None
     stop_reason: StopReason = msgspec.UNSET
-    token_ids: TokenIds = msgspec.UNSET
-    prompt_token_ids: TokenIds = msgspec.UNSET
+    # Null in whole choices, and left out of chunks, unless the request asks for them.
+    token_ids: TokenIds | None = msgspec.UNSET
+    prompt_token_ids: TokenIds | None = msgspec.UNSET
 
 
 class ChunkChoice(ChoiceFields):
@@ -144,7 +145,7 @@ class CompletionRenderer(OpenAIStream, Renderer):
         return msgspec.json.encode(answer)
 
     async def _whole(self, delta: ChoiceDelta) -> Choice:
-        choice = Choice(delta.choice, delta.text)
+        choice = Choice(delta.choice, delta.text, token_ids=None, prompt_token_ids=None)
         self._fill(choice, delta)
         prompt = delta.prompt
         assert prompt is not None, "an answer that is not streamed has one event for each choice"

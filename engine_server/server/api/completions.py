@@ -32,6 +32,9 @@ class CompletionRequest(GenerationRequest):
     """The body of a request."""
 
     ID_PREFIX: ClassVar[str] = "cmpl-"
+    MISSING: ClassVar[Mapping[str, str]] = {
+        "prompt": "Either prompt or prompt_embeds must be provided and non-empty."
+    }
 
     prompt: Annotated[list[str] | list[list[int]], PlainValidator(prompt_list)]
     logprobs: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
@@ -39,6 +42,7 @@ class CompletionRequest(GenerationRequest):
 
     suffix: Annotated[Any, only("")] = None
     prompt_embeds: Annotated[Any, only([])] = None
+    thinking_token_budget: Annotated[Any, only(-1)] = None
 
     @property
     def prompt_only(self) -> bool:

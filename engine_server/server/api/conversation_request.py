@@ -56,7 +56,7 @@ class ConversationRequest(GenerationRequest):
 
     @property
     def answer_style(self) -> AnswerStyle:
-        return AnswerStyle(self.tool_use)
+        return AnswerStyle(self.tool_use, reasoning_budget=self.reasoning_budget)
 
     def check_combinations(self) -> None:
         super().check_combinations()

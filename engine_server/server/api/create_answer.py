@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from engine_server.contract.headers import MODEL
-from engine_server.server.api import ignored as ignored_parts
 from engine_server.server.api.generation_request import GenerationRequest
+from engine_server.server.api.ignored import HEADER, header_value
 from engine_server.server.api.models import served_model
 from engine_server.server.api.plan_answer import plan_answer
-from engine_server.server.api.read_request import prompt_source, read_request
+from engine_server.server.api.read_request import ignored_parts, prompt_source, read_request
 from engine_server.server.generation.generation import Generation
 from engine_server.server.generation.plan import AnswerIdentity
 from engine_server.server.generation.prompts import tokenize
@@ -44,13 +45,21 @@ async def create_answer(
     else:
         answer = await whole_answer(generation, renderer)
     answer.headers[MODEL] = request.identity.fingerprint
-    if ignored := body.ignored:
-        answer.headers[ignored_parts.HEADER] = ignored_parts.header_value(ignored)
+    if ignored := ignored_parts(model, body):
+        answer.headers[HEADER] = header_value(ignored)
     return answer
 
 
-async def count_tokens(model: LoadedModel, body: GenerationRequest, headers: Mapping[str, str]) -> int:
-    """Return the number of tokens of a request's prompts. Raises ApiError."""
+async def count_tokens(
+    model: LoadedModel, body: GenerationRequest, headers: Mapping[str, str], any_length: bool = False
+) -> int:
+    """Return the number of tokens of a request's prompts. Raises ApiError.
+
+    any_length: count those of prompts that can't fit the context too, and before the request's cuts.
+    """
     served = served_model(model, body.model, headers)
-    prompts = await tokenize(model.engine, prompt_source(model, body, served.context))
+    source = prompt_source(model, body, served.context)
+    if any_length:
+        source = replace(source, any_length=True, cuts=())
+    prompts = await tokenize(model.engine, source)
     return sum(len(prompt["prompt_token_ids"]) for prompt in prompts)

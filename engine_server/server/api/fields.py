@@ -91,6 +91,8 @@ def token_biases(value: object) -> dict[int, float] | None:
 
 def prompt_list(value: object) -> list[str] | list[list[int]]:
     """Return `prompt`, in any of its four forms, as a list of prompts."""
+    if value is None:
+        raise PydanticCustomError("missing", "is missing")
     if isinstance(value, str):
         return [value]
     if isinstance(value, list):

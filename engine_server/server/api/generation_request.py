@@ -51,6 +51,9 @@ class ApiRequest(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
+    # What to say where a field is missing, by its name.
+    MISSING: ClassVar[Mapping[str, str]] = {}
+
     def check_combinations(self) -> None:
         """Raise ApiError for fields that exclude each other."""
 
@@ -121,6 +124,8 @@ class GenerationRequest(ApiRequest):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
 
+    thinking_token_budget: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
+
     session_id: Ignored = None
     return_mm_kwargs: Ignored = None
 
@@ -133,7 +138,6 @@ class GenerationRequest(ApiRequest):
     guided_whitespace_pattern: Any = None
 
     guided_decoding_backend: Annotated[Any, only("auto")] = None
-    thinking_token_budget: Annotated[Any, only(-1)] = None
     watermarking: Annotated[Any, only(False)] = None
     early_stopping: Annotated[Any, only(False)] = None
     logprob_token_ids: Annotated[Any, only()] = None
@@ -168,6 +172,16 @@ class GenerationRequest(ApiRequest):
     def ignored(self) -> Sequence[IgnoredPart]:
         """All that is left out of the prompt."""
         return [*self.ignored_tools, *(one.part for one in self.media)]
+
+    @property
+    def reasoning_budget(self) -> int | None:
+        """The most tokens of the reasoning; None: no limit."""
+        return None if self.thinking_token_budget == -1 else self.thinking_token_budget
+
+    @property
+    def reasoning_hints(self) -> Sequence[IgnoredPart]:
+        """The limits of the reasoning that are ignored for a model whose reasoning is not known."""
+        return ()
 
     @property
     def answer_style(self) -> AnswerStyle | None:
@@ -222,6 +236,7 @@ class GenerationRequest(ApiRequest):
         defaults = SamplingParams()
         given = [name for name in ("stop", "priority") if getattr(self, name)]
         given += [self.grammar.field] if self.grammar else []
+        given += ["thinking_token_budget"] if self.reasoning_budget is not None else []
         given += [
             name
             for name in SAMPLING_FIELDS
@@ -292,20 +307,21 @@ def parse_request(kind: type[R], body: bytes) -> R:
         request = kind.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        raise to_api_error(first) from None
+        raise to_api_error(kind, first) from None
     if request.model_extra:
         unknown_fields.warn(name for name in request.model_extra if name != ROUTER_FIELD)
     request.check_combinations()
     return request
 
 
-def to_api_error(error: ErrorDetails) -> ApiError:
+def to_api_error(kind: type[ApiRequest], error: ErrorDetails) -> ApiError:
     field = shorten(".".join(str(step) for step in error["loc"]))
     match error["type"]:
         case "json_invalid":
             return ApiError(400, f"the body is not JSON: {error['msg']}", code=ErrorCode.INVALID_JSON)
         case "missing":
-            return ApiError(400, f"{field} is missing", param=field, code=ErrorCode.MISSING_FIELD)
+            message = kind.MISSING.get(field, f"{field} is missing")
+            return ApiError(400, message, param=field, code=ErrorCode.MISSING_FIELD)
         case fields.UNSUPPORTED:
             return ApiError(400, f"{field} {error['msg']}", param=field, code=ErrorCode.UNSUPPORTED_VALUE)
         case "model_type" if not field:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 logger = logging.getLogger(__name__)
 
-# Of an answer: what its request had that was left out of the prompt, as FIELD (TYPE) with commas between.
+# Of an answer: what its request had that was left out or has no effect, as FIELD (TYPE) with commas between.
 HEADER = "X-Fairlead-Ignored"
 MAX_NAMED = 16
 NOT_IN_A_NAME = re.compile(r"[^\w.:/+-]", re.ASCII)
@@ -60,6 +60,15 @@ class IgnoredTool(BaseModel):
     model_config = ConfigDict(strict=True)
 
     type: str
+
+
+def ignored_tools(tools: Sequence[object]) -> list[IgnoredPart]:
+    """Return those of a request's tools that are ignored."""
+    return [
+        IgnoredPart(f"tools.{number}", tool.type)
+        for number, tool in enumerate(tools)
+        if isinstance(tool, IgnoredTool)
+    ]
 
 
 def header_value(parts: Sequence[IgnoredPart]) -> str:

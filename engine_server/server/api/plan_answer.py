@@ -14,6 +14,7 @@ from engine_server.server.parsers.tool_grammar import call_grammar
 if TYPE_CHECKING:
     from engine_server.requests.prompts import TokensPrompt
     from engine_server.requests.sampling_params import SamplingParams
+    from engine_server.server.generation.tool_use import AnswerStyle
     from engine_server.server.loaded_model import LoadedModel
     from engine_server.server.parsers.model_format import ModelFormat
 
@@ -40,7 +41,18 @@ def plan_prompt(format: ModelFormat | None, request: AnswerRequest, prompt: Toke
         include_reasoning=style.include_reasoning,
     )
     parser = plain_text if answer is None else answer.parser
-    return PromptPlan(prompt, with_grammar(format, request, text), parser)
+    params = with_reasoning_budget(format, style, with_grammar(format, request, text), text)
+    return PromptPlan(prompt, params, parser)
+
+
+def with_reasoning_budget(
+    format: ModelFormat, style: AnswerStyle, params: SamplingParams, prompt: str
+) -> SamplingParams:
+    """Return the parameters with the limit of this prompt's reasoning."""
+    if style.reasoning_budget is None:
+        return params
+    budget = format.reasoning_budget(style.reasoning_budget, prompt)
+    return params if budget is None else msgspec.structs.replace(params, reasoning_budget=budget)
 
 
 def with_grammar(format: ModelFormat, request: AnswerRequest, prompt: str) -> SamplingParams:

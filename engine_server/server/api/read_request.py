@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,10 +15,10 @@ from engine_server.contract.headers import REPORT_TOKENS, STREAM
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.sampling_params import SamplingParams
 from engine_server.server.api.caller import reported_caller
-from engine_server.server.api.content import refuse_media
+from engine_server.server.api.content import MediaUse, refuse_media
 from engine_server.server.api.continuation import refuse_continuation, resumed_stream
 from engine_server.server.api.deadline import deadline
-from engine_server.server.api.ignored import ignored_types
+from engine_server.server.api.ignored import IgnoredPart, ignored_types
 from engine_server.server.api.models import served_model
 from engine_server.server.generation.plan import AnswerIdentity, AnswerRequest
 from engine_server.server.generation.prompts import ChatSource, ChatTurns, PromptSource
@@ -42,6 +42,7 @@ def read_request(model: LoadedModel, body: GenerationRequest, headers: Mapping[s
     style = body.answer_style
     if style is not None and model.format is not None:
         check_tools(model.format, style, searches=beams is not None)
+    check_reasoning_budget(model.format, body)
     source = prompt_source(model, body, served.context)
     # Another engine can continue a stream of one sampled choice.
     continuable = body.streams and len(source) == 1 and beams is None and not body.prompt_only
@@ -117,7 +118,7 @@ def prompt_source(model: LoadedModel, body: GenerationRequest, context: int) -> 
 
     context: the most tokens of prompt and answer.
     """
-    check_ignored(body, model.settings)
+    check_ignored(model, body)
     source, style = body.source(model.settings, context), body.answer_style
     if model.format is None or style is None or not isinstance(source, ChatSource):
         return source
@@ -125,17 +126,27 @@ def prompt_source(model: LoadedModel, body: GenerationRequest, context: int) -> 
     return replace(source, conversations=conversations)
 
 
-def check_ignored(body: GenerationRequest, settings: ApiSettings) -> None:
-    """Log what is left out of the prompt. Raises ApiError 400 for a part that must not be."""
-    if settings.strict_tools and body.ignored_tools:
-        tool = body.ignored_tools[0]
-        message = f"{tool} is a tool of a type that is not supported"
-        raise ApiError(400, message, param=tool.field, code=ErrorCode.UNSUPPORTED_VALUE)
+def ignored_parts(model: LoadedModel, body: GenerationRequest) -> list[IgnoredPart]:
+    """Return what is left out of the prompt, or has no effect on this model."""
+    hints = () if limits_reasoning(model.format) else body.reasoning_hints
+    return [*body.ignored, *hints]
+
+
+def check_ignored(model: LoadedModel, body: GenerationRequest) -> None:
+    """Log what is ignored. Raises ApiError 400 for a part that must not be."""
+    refuse_ignored(model.settings, body.ignored_tools, body.media)
+    ignored_types.warn(part.type for part in ignored_parts(model, body))
+
+
+def refuse_ignored(settings: ApiSettings, tools: Sequence[IgnoredPart], media: Sequence[MediaUse]) -> None:
+    """Raise ApiError 400 for a tool or a part of a message that the settings don't leave out."""
+    if settings.strict_tools and tools:
+        message = f"{tools[0]} is a tool of a type that is not supported"
+        raise ApiError(400, message, param=tools[0].field, code=ErrorCode.UNSUPPORTED_VALUE)
     policy = settings.unsupported_media
-    for media in body.media:
-        if policy == "refuse" or (policy is None and media.newest):
-            raise refuse_media(media.part)
-    ignored_types.warn(part.type for part in body.ignored)
+    for one in media:
+        if policy == "refuse" or (policy is None and one.newest):
+            raise refuse_media(one.part)
 
 
 def with_tools(turns: ChatTurns, format: ModelFormat, use: ToolUse | None) -> ChatTurns:
@@ -147,6 +158,21 @@ def with_tools(turns: ChatTurns, format: ModelFormat, use: ToolUse | None) -> Ch
     elif format.object_arguments:
         turns = replace(turns, messages=with_arguments(turns.messages, as_object))
     return replace(turns, tools=use.definitions if use else None)
+
+
+def limits_reasoning(format: ModelFormat | None) -> bool:
+    return format is not None and format.limits_reasoning
+
+
+def check_reasoning_budget(format: ModelFormat | None, body: GenerationRequest) -> None:
+    """Raise ApiError 400 for a limit of the reasoning of a model whose reasoning is not known."""
+    if body.thinking_token_budget in (None, -1) or limits_reasoning(format):
+        return
+    message = (
+        "thinking_token_budget: the tokens that end this model's reasoning are not known; start the server with "
+        "--response-template"
+    )
+    raise ApiError(400, message, param="thinking_token_budget", code=ErrorCode.UNSUPPORTED_VALUE)
 
 
 def check_tools(format: ModelFormat, style: AnswerStyle, searches: bool) -> None:

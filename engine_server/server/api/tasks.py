@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import Depends
 
 from engine_server.contract.errors import ErrorCode
+from engine_server.requests.pooling_params import unsupported
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def check_task(model: LoadedModel, *tasks: str) -> None:
         endpoints = dict.fromkeys(path for task in model.tasks for path in ENDPOINTS[task])
         raise ApiError(
             400,
-            f"the model {model.served_names[0]!r} can't {' or '.join(tasks)}; it can {', '.join(model.tasks)}: use "
+            f"{unsupported(*tasks)}, {model.served_names[0]!r}; it can {', '.join(model.tasks)}: use "
             f"{', '.join(endpoints)}",
             param="model",
             code=ErrorCode.UNSUPPORTED_VALUE,

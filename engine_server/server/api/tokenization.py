@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -14,11 +16,16 @@ from engine_server.contract.errors import ErrorCode
 from engine_server.engine.input.tokenizer import encode_texts
 from engine_server.server.api import openapi
 from engine_server.server.api.chat.input import ChatInput
+from engine_server.server.api.chat.messages import media_in
+from engine_server.server.api.chat.tools import Tools, known_tools, tool_use
+from engine_server.server.api.content import MediaUse
 from engine_server.server.api.generation_request import ApiRequest, parse_request
+from engine_server.server.api.ignored import IgnoredPart, ignored_tools
 from engine_server.server.api.models import served_model
 from engine_server.server.api.openai_answer import json_response
+from engine_server.server.api.read_request import refuse_ignored, with_tools
 from engine_server.server.api.tokenizer import require_tokenizer
-from engine_server.server.generation.prompts import run_by_size, tokenize_chat
+from engine_server.server.generation.prompts import ChatTurns, run_by_size, tokenize_chat
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
@@ -35,6 +42,7 @@ class TokenizeRequest(ChatInput):
     model: str | None = None
     prompt: Annotated[str, Field(max_length=TOKENIZED_CHARACTERS.limit)] | None = None
     return_token_strs: bool | None = None
+    tools: Tools | None = None
 
     def check_combinations(self) -> None:
         super().check_combinations()
@@ -42,6 +50,14 @@ class TokenizeRequest(ChatInput):
             raise ApiError(400, "prompt is missing", param="prompt", code=ErrorCode.MISSING_FIELD)
         if self.prompt is not None and self.messages is not None:
             raise ApiError(400, "prompt and messages exclude each other", param="messages")
+
+    @property
+    def ignored_tools(self) -> Sequence[IgnoredPart]:
+        return ignored_tools(self.tools or ())
+
+    @cached_property
+    def media(self) -> Sequence[MediaUse]:
+        return media_in(self.messages or ())
 
 
 class Tokens(msgspec.Struct):
@@ -96,15 +112,22 @@ async def tokenize(model: LoadedModel, request: TokenizeRequest) -> Tokens:
     tokenizer = require_tokenizer(model)
     prompt, special = request.prompt, request.add_special_tokens is not False
     if prompt is None:
-        token_ids = (await tokenize_chat(model.engine, request.turns(model.settings, open_answer=True)))[
-            "prompt_token_ids"
-        ]
+        token_ids = (await tokenize_chat(model.engine, chat_turns(model, request)))["prompt_token_ids"]
     else:
         (token_ids,) = await run_by_size(
             len(prompt), lambda: encode_texts(tokenizer, [prompt], add_special_tokens=special)
         )
     names = list(tokenizer.convert_ids_to_tokens(token_ids)) if request.return_token_strs else None
     return Tokens(len(token_ids), model.max_model_len, token_ids, names)
+
+
+def chat_turns(model: LoadedModel, request: TokenizeRequest) -> ChatTurns:
+    """Return the conversation as the chat API renders it. Raises ApiError 400 for what the chat API refuses."""
+    refuse_ignored(model.settings, request.ignored_tools, request.media)
+    turns = request.turns(model.settings, open_answer=True)
+    if model.format is None:
+        return turns
+    return with_tools(turns, model.format, tool_use(known_tools(request.tools or ()), None, None))
 
 
 async def detokenize(model: LoadedModel, request: DetokenizeRequest) -> Detokenized:

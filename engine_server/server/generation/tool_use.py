@@ -1,4 +1,4 @@
-"""A request's tools, and the use that the model must make of them."""
+"""A request's tools and reasoning, and the use that the model must make of them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ class AnswerStyle:
 
     tools: ToolUse | None = None
     include_reasoning: bool = True
+    # The most tokens of the reasoning; None: no limit.
+    reasoning_budget: int | None = None
 
     @property
     def callable(self) -> list[dict[str, Any]] | None:

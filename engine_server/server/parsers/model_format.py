@@ -15,6 +15,7 @@ import jinja2.meta
 import yaml
 from transformers.utils.chat_parsing.response_templates import ResponseTemplate, load_response_template
 
+from engine_server.requests.reasoning import ReasoningBudget
 from engine_server.server.parsers.call_format import ReaderFactory, reader_factory
 from engine_server.server.parsers.regions import RegionScanner
 from engine_server.server.parsers.template_parser import REASONING_FIELDS, ParsedAnswer
@@ -102,6 +103,19 @@ class ModelFormat:
             reasoning_end=self.reasoning_end,
             **options,
         )
+
+    @property
+    def limits_reasoning(self) -> bool:
+        """True if the tokens are known that end the reasoning."""
+        return self.template is not None and bool(self.reasoning_end)
+
+    def reasoning_budget(self, tokens: int, prompt: str) -> ReasoningBudget | None:
+        """Return the limit of the reasoning of an answer to `prompt`; None if the prompt leaves no reasoning."""
+        end = self.reasoning_end_after(prompt)
+        if end is None or self.template is None:
+            return None
+        inside = RegionScanner(self.template, prompt).field in REASONING_FIELDS
+        return ReasoningBudget(tokens=tokens, start=list(self.reasoning_start), end=end, inside=inside)
 
     def reasoning_end_after(self, prompt: str) -> list[int] | None:
         """Return the tokens that end the reasoning of an answer to `prompt`; None if the prompt leaves no reasoning."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from transformers.utils.chat_parsing.response_templates import ResponseTemplate
 
+from engine_server.requests.reasoning import ReasoningTokens
 from engine_server.server.generation.events import Part, Reasoning, Text, ToolCall
 from engine_server.server.generation.parts import join_parts
 from engine_server.server.parsers.call_events import (
@@ -20,7 +21,6 @@ from engine_server.server.parsers.call_events import (
 )
 from engine_server.server.parsers.call_format import Properties, ReaderFactory
 from engine_server.server.parsers.json_text import is_json_object
-from engine_server.server.parsers.reasoning_tokens import ReasoningTokens
 from engine_server.server.parsers.regions import Body, Closed, Event, Opened, RegionScanner
 
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")

@@ -62,9 +62,9 @@ def test_json_and_automatic_values_are_read_from_flags() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"tokenizer_mode": "slow"}, {"convert": "embed"}, {"compilation_config": 3}, {"attention_config": {}},
+        {"tokenizer_mode": "slow"}, {"convert": "embed"}, {"compilation_config": "x"}, {"attention_config": {}},
         {"distributed_executor_backend": "ray"}, {"quantization": "awq"}, {"swap_space": 2},
-        {"prefix_caching_hash_algo": "xxhash"}, {"runner": "draft"}, {"logprobs_mode": "logits"},
+        {"prefix_caching_hash_algo": "md5"}, {"runner": "draft"}, {"logprobs_mode": "logits"},
         {"max_logprobs": -2}, {"max_num_partial_prefills": -1}, {"long_prefill_token_threshold": -1},
         {"hf_overrides": "x"}, {"seed": 2**70}, {"max_model_len": 0}, {"max_model_len": -2},
     ],
@@ -76,6 +76,36 @@ def test_argument_without_effect_or_with_a_wrong_value_is_refused_by_name(
     (name,) = options
     with pytest.raises(ValueError, match=name):
         EngineArgs(model=str(tiny_llama), **options).create_engine_config()
+
+
+def test_parameters_that_change_vllms_speed_alone_are_accepted_with_one_warning(
+    tiny_llama: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {
+        "compilation_config": {"level": 3},
+        "distributed_executor_backend": "uni",
+        "prefix_caching_hash_algo": "xxhash",
+    }
+    config = EngineArgs(model=str(tiny_llama), **options).create_engine_config()
+    [warning] = [one.getMessage() for one in caplog.records if "without effect" in one.getMessage()]
+    assert warning.startswith(", ".join(options))
+    assert config == EngineArgs(model=str(tiny_llama)).create_engine_config()
+    assert len([one for one in caplog.records if "without effect" in one.getMessage()]) == 1
+
+
+def test_parameters_without_effect_are_the_same_from_flags() -> None:
+    assert parse("m", "--compilation-config", "3").compilation_config == 3
+    assert parse("m", "--compilation-config", '{"level": 3}').compilation_config == {"level": 3}
+    args = parse("m", "--distributed-executor-backend", "uni", "--prefix-caching-hash-algo", "builtin")
+    assert (args.distributed_executor_backend, args.prefix_caching_hash_algo) == ("uni", "builtin")
+
+
+def test_single_process_takes_no_parallel_ranks(tiny_llama: Path) -> None:
+    args = EngineArgs(
+        model=str(tiny_llama), distributed_executor_backend="uni", tensor_parallel_size=2, device="cpu"
+    )
+    with pytest.raises(ValueError, match="distributed_executor_backend is 'uni', a single process"):
+        args.create_engine_config()
 
 
 def test_default_values_of_vllm_are_accepted(tiny_llama: Path) -> None:

@@ -58,6 +58,12 @@ def test_special_tokens_are_added_on_request(tiered_server: Any) -> None:
     assert plain == more
 
 
+def test_token_ids_of_a_whole_answer_are_null_unless_they_are_asked_for(tiered_server: Any) -> None:
+    answer = post(tiered_server, max_tokens=2)
+    assert answer["prompt_token_ids"] is None
+    assert answer["choices"][0]["token_ids"] is None
+
+
 def test_prompt_logprobs_and_token_ids_are_fields_of_the_answer(server: Any) -> None:
     answer = post(server, prompt_logprobs=0, return_token_ids=True, max_tokens=2)
     ids = answer["prompt_token_ids"]

@@ -137,7 +137,8 @@ def test_token_ids_of_prompt_and_answer_are_returned(tiered_server: Any, tokeniz
     (choice,) = post(tiered_server, return_token_ids=True)["choices"]
     assert choice["prompt_token_ids"] == IDS
     assert tokenizer.decode(choice["token_ids"]) == choice["text"]
-    assert "token_ids" not in post(tiered_server)["choices"][0]
+    plain = post(tiered_server)["choices"][0]
+    assert plain["token_ids"] is plain["prompt_token_ids"] is None
 
 
 def test_tokens_are_named_by_their_ids(tiered_server: Any) -> None:
@@ -224,3 +225,41 @@ def test_largest_accepted_lists_are_served(server: Any) -> None:
         answer = server.post("/v1/completions", request)
     assert answer.status == 200, answer.body
     assert len(answer.json["choices"]) == 8
+
+
+def test_each_choice_has_the_prompts_tokens(tiered_server: Any) -> None:
+    choices = post(tiered_server, n=2, temperature=1, return_token_ids=True)["choices"]
+    assert [choice["prompt_token_ids"] for choice in choices] == [IDS, IDS]
+
+
+@pytest.mark.parametrize("fields", [{}, {"prompt": None}])
+def test_missing_prompt_is_named_as_clients_expect(scripted: Any, fields: dict[str, Any]) -> None:
+    answer = scripted.post("/v1/completions", {"model": "smollm2", **fields})
+    assert (answer.status, answer.error["param"], answer.error["code"]) == (400, "prompt", "missing_field")
+    assert "Either prompt or prompt_embeds must be provided" in answer.error["message"]
+
+
+def test_empty_prompt_is_named_as_clients_expect(scripted: Any) -> None:
+    answer = scripted.post("/v1/completions", {"model": "smollm2", "prompt": []})
+    assert answer.status == 400
+    assert "Either prompt or prompt_embeds must be provided" in answer.error["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/messages"])
+@pytest.mark.parametrize("words", [1100, 30_000])
+def test_long_prompt_is_refused_as_clients_expect(scripted: Any, path: str, words: int) -> None:
+    text = "word " * words
+    conversation = {"messages": [{"role": "user", "content": text}]}
+    prompt = {"prompt": text} if path == "/v1/completions" else conversation
+    answer = scripted.post(path, {"model": "smollm2", "max_tokens": 5, **prompt})
+    assert answer.status == 400
+    message = answer.json["error"]["message"]
+    assert "maximum context length is 1024 tokens" in message
+    assert "Please reduce the length" in message
+
+
+def test_bias_of_a_token_out_of_vocabulary_names_the_vocabularys_size(scripted: Any) -> None:
+    size = scripted.host.model.engine.model_config.vocab_size
+    body = {"model": "smollm2", "prompt": "a", "logit_bias": {str(size + 3): 1.0}}
+    message = scripted.post("/v1/completions", body).error["message"]
+    assert f"token {size + 3};" in message and f"size is {size}" in message

@@ -97,3 +97,67 @@ def test_grammar_of_each_conversation_of_a_batch_begins_where_its_own_reasoning_
     reasoning_server.post(f"{PATH}/batch", request | {"response_format": {"type": "json_object"}})
     grammars = [sent.params.structured_outputs for sent in reasoning_server.core.requests[-2:]]
     assert [grammar.starts_after for grammar in grammars] == list(begins)
+
+
+def budget_of(server: LocalServer) -> tuple[int, list[int], bool] | None:
+    budget = server.core.requests[-1].params.reasoning_budget
+    return budget and (budget.tokens, budget.end, budget.inside)
+
+
+LIMITS = [
+    (PATH, {"max_tokens": 3, "thinking_token_budget": 5}),
+    ("/v1/messages", {"max_tokens": 3, "thinking": {"type": "enabled", "budget_tokens": 5}}),
+    ("/v1/messages", {"max_tokens": 3, "thinking_token_budget": 5}),
+    ("/v1/responses", {"max_output_tokens": 3, "thinking_token_budget": 5}),
+]
+
+
+def limited(server: LocalServer, path: str, fields: dict[str, Any]) -> Any:
+    turns = {"input": "Why?"} if path == "/v1/responses" else {"messages": REQUEST["messages"]}
+    return server.post(path, {"model": "smollm2", **turns, **fields})
+
+
+@pytest.mark.parametrize(("path", "fields"), LIMITS)
+def test_budget_limits_the_reasoning(
+    reasoning_server: LocalServer, path: str, fields: dict[str, Any]
+) -> None:
+    answer = limited(reasoning_server, path, fields)
+    assert answer.status == 200, answer.body
+    assert budget_of(reasoning_server) == (5, reasoning_server.tokens("</think>"), True)
+    assert "x-fairlead-ignored" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    "fields", [{"thinking_token_budget": -1}, {}, {"chat_template_kwargs": {"enable_thinking": False}}]
+)
+def test_budget_of_an_answer_counts_only_reasoning_that_is_open(
+    reasoning_server: LocalServer, fields: dict[str, Any]
+) -> None:
+    reasoning_server.post(PATH, {**REQUEST, "max_tokens": 1, **fields})
+    assert budget_of(reasoning_server) is None
+    closed = {"thinking_token_budget": 5, "chat_template_kwargs": {"enable_thinking": False}}
+    reasoning_server.post(PATH, {**REQUEST, "max_tokens": 1, **closed})
+    assert budget_of(reasoning_server) == (5, reasoning_server.tokens("</think>"), False)
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/messages", "/v1/responses"])
+def test_budget_of_a_model_without_known_reasoning_is_refused(scripted: LocalServer, path: str) -> None:
+    fields = {"thinking_token_budget": 5} | ({"max_tokens": 3} if path == "/v1/messages" else {})
+    answer = limited(scripted, path, fields)
+    assert answer.status == 400
+    assert "thinking_token_budget" in answer.body.decode()
+
+
+def test_hint_of_a_budget_is_ignored_by_name_for_a_model_without_known_reasoning(
+    scripted: LocalServer,
+) -> None:
+    answer = limited(scripted, *LIMITS[1])
+    assert answer.status == 200, answer.body
+    assert answer.headers["x-fairlead-ignored"] == "thinking (budget_tokens)"
+
+
+def test_beam_search_takes_no_budget(reasoning_server: LocalServer) -> None:
+    fields = {"use_beam_search": True, "n": 2, "max_tokens": 3, "thinking_token_budget": 5}
+    answer = reasoning_server.post(PATH, {**REQUEST, **fields})
+    assert answer.status == 400
+    assert "thinking_token_budget has no effect on a beam search" in answer.body.decode()

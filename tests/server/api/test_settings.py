@@ -52,6 +52,11 @@ def test_template_of_the_flag_gets_the_default_and_the_requests_variables(config
     assert prompt_text(configured) == "[user]Hello<plain|0>"
 
 
+def test_chat_template_may_be_given_as_text() -> None:
+    with serving(f"--chat-template={TEMPLATE}") as server:
+        assert prompt_text(server) == "[user]Hello<|0>"
+
+
 @pytest.mark.parametrize(("effort", "rendered"), [("high", "high|True"), ("none", "none|False"), (None, "|")])
 def test_effort_is_passed_to_a_template_that_has_the_variable(
     configured: Any, effort: str | None, rendered: str

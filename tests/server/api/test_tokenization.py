@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from local_server import serving
 from transformers import AutoTokenizer
 
 from engine_server.models import resolve
@@ -42,7 +43,6 @@ def test_special_tokens_of_a_text_are_recognized_and_kept(scripted: Any) -> None
         ({}, {"add_generation_prompt": True}),
         ({"add_generation_prompt": False}, {}),
         ({"continue_final_message": True}, {"continue_final_message": True}),
-        ({"tools": [TOOL]}, {"add_generation_prompt": True, "tools": [TOOL]}),
         ({"chat_template_kwargs": {"anything": 1}}, {"add_generation_prompt": True}),
     ],
 )
@@ -54,10 +54,57 @@ def test_conversation_has_the_tokens_of_its_chat_template(
     assert answer["tokens"] == tokenizer(text, add_special_tokens=False).input_ids
 
 
-def test_count_is_the_prompt_of_a_chat_completion(scripted: Any) -> None:
-    count = scripted.post("/tokenize", {"messages": TALK[:1]}).json["count"]
-    body = {"model": "smollm2", "messages": TALK[:1], "max_tokens": 1}
-    assert scripted.post("/v1/chat/completions", body).json["usage"]["prompt_tokens"] == count
+CALL = {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"at": "it"'}}
+RESULT = {"role": "tool", "tool_call_id": "1", "content": "A"}
+CALLED = [TALK[0], {"role": "assistant", "tool_calls": [CALL]}, RESULT]
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+SEEN = [{"role": "user", "content": [{"type": "text", "text": "Hi"}, PICTURE]}, TALK[1], TALK[0]]
+
+
+def check_tokens(server: Any, conversation: dict[str, Any]) -> None:
+    """Check that the tokens are those of the prompt of a chat completion."""
+    answer = server.post("/tokenize", conversation)
+    assert answer.status == 200, answer.body
+    body = {"model": "smollm2", **conversation, "max_tokens": 1, "return_token_ids": True}
+    assert answer.json["tokens"] == server.post("/v1/chat/completions", body).json["prompt_token_ids"]
+
+
+@pytest.mark.parametrize(
+    "conversation",
+    [
+        {"messages": TALK[:1]},
+        {"messages": TALK[:1], "tools": [TOOL]},
+        {"messages": TALK[:1], "tools": [TOOL, {"type": "web_search"}]},
+        {"messages": CALLED, "tools": [TOOL]},
+        {"messages": SEEN},
+    ],
+    ids=["text", "tools", "ignored tools", "cut call", "picture"],
+)
+def test_tokens_are_those_of_a_chat_completion(scripted: Any, conversation: dict[str, Any]) -> None:
+    check_tokens(scripted, conversation)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "{{ call.function.arguments }}",
+        "{% for name, value in call.function.arguments.items() %}{{ name }}={{ value }};{% endfor %}",
+    ],
+    ids=["text", "object"],
+)
+def test_arguments_of_calls_have_the_form_that_the_template_takes(written: str) -> None:
+    template = (
+        "{# <tool_call> #}{{ tools }}{% for m in messages %}{{ m.content }}{% for call in m.tool_calls %}"
+        f"{written}{{% endfor %}}{{% endfor %}}"
+    )
+    with serving(f"--chat-template={template}") as server:
+        check_tokens(server, {"messages": CALLED, "tools": [TOOL]})
+
+
+def test_what_a_chat_completion_refuses_is_refused(scripted: Any) -> None:
+    for path in ("/tokenize", "/v1/chat/completions"):
+        answer = scripted.post(path, {"model": "smollm2", "messages": SEEN[:1]})
+        assert (answer.status, answer.error["param"]) == (400, "messages.0.content.1")
 
 
 def test_long_text_has_the_same_tokens_there_and_back(scripted: Any, tokenizer: Any) -> None:

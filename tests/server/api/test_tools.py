@@ -5,9 +5,10 @@ from typing import Any
 
 import openai
 import pytest
-from local_server import LocalServer
+from local_server import LocalServer, serving
 from openai.types.chat import ChatCompletionMessageFunctionToolCall
 
+CHAT = "/v1/chat/completions"
 MODEL = "smollm2"
 CITIES = ["Paris", "Rome"]
 
@@ -229,7 +230,11 @@ DEEP_CALL = {
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "name twice": ({"tools": [WEATHER, WEATHER]}, "get_weather twice"),
     "name with a space": ({"tools": [tool("get weather", {})]}, "tools.0.function.name"),
-    "kind": ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+    "no type": ({"tools": [{"function": {"name": "f"}}]}, "tools.0.type"),
+    "demand of an ignored tool": (
+        {"tools": [{"type": "web_search"}], "tool_choice": "required"},
+        "there are no tools",
+    ),
     "schema of no object": (
         {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]},
         "tools.0.function.parameters",
@@ -273,3 +278,26 @@ def test_invalid_tools_are_refused_with_the_reason(scripted: LocalServer, case: 
     )
     assert answer.status == 400, answer.body
     assert expected in answer.error["message"]
+
+
+SEARCH = {"type": "web_search", "filters": {"allowed_domains": ["a.example"]}}
+GRAMMAR = {"type": "custom", "custom": {"name": "shell", "format": {"type": "text"}}}
+
+
+def test_tools_of_other_types_are_left_out_and_named(scripted: LocalServer) -> None:
+    body = REQUEST | {"max_tokens": 1}
+
+    answer = scripted.post(CHAT, body | {"tools": [SEARCH, WEATHER, GRAMMAR]})
+    without = scripted.post(CHAT, body | {"tools": [WEATHER]})
+    alone = scripted.post(CHAT, body | {"tools": [SEARCH]})
+
+    assert answer.status == alone.status == 200, answer.body
+    assert answer.headers["x-fairlead-ignored"] == "tools.0 (web_search), tools.2 (custom)"
+    assert answer.json["usage"]["prompt_tokens"] == without.json["usage"]["prompt_tokens"]
+
+
+def test_strict_server_refuses_tools_of_other_types() -> None:
+    with serving("--strict-tools") as server:
+        answer = server.post(CHAT, REQUEST | {"tools": [WEATHER, SEARCH]})
+    assert (answer.status, answer.error["param"]) == (400, "tools.1")
+    assert "tools.1 (web_search) is a tool of a type that is not supported" in answer.error["message"]

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AfterValidator, Field
 
 from engine_server.contract import bounds
-from engine_server.server.api.chat.messages import Message, media_in, template_messages
+from engine_server.server.api.chat.messages import Message, template_messages
 from engine_server.server.api.chat.template_variables import check_variables
-from engine_server.server.api.content import refuse_media
 from engine_server.server.api.fields import only
 from engine_server.server.api.generation_request import ApiRequest
 from engine_server.server.generation.prompts import ChatTurns
@@ -31,7 +30,6 @@ class ChatInput(ApiRequest):
     add_special_tokens: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(check_variables)] | None = None
     chat_template: str | None = None
-    tools: Annotated[list[dict[str, Any]], Field(max_length=bounds.TOOLS.limit)] | None = None
 
     media_io_kwargs: Annotated[Any, only({})] = None
 
@@ -40,11 +38,9 @@ class ChatInput(ApiRequest):
         if self.continue_final_message and self.add_generation_prompt:
             message = "continue_final_message and add_generation_prompt can't both be true"
             raise ApiError(400, message, param="continue_final_message")
-        if media := media_in(self.messages or ()):
-            raise refuse_media(media[0].part)
 
     def turns(self, settings: ApiSettings, open_answer: bool) -> ChatTurns:
-        """Return the conversation. open_answer: the default of add_generation_prompt."""
+        """Return the conversation without its tools. open_answer: the default of add_generation_prompt."""
         if self.chat_template is not None and not settings.trust_request_chat_template:
             message = "chat_template needs a server that was started with --trust-request-chat-template"
             raise ApiError(400, message, param="chat_template")
@@ -54,7 +50,6 @@ class ChatInput(ApiRequest):
             template_messages(self.messages or ()),
             open_answer=open_answer and not self.continue_final_message,
             continue_last=bool(self.continue_final_message),
-            tools=self.tools,
             variables=(settings.default_chat_template_kwargs or {}) | (self.chat_template_kwargs or {}),
             template=self.chat_template,
             add_special_tokens=bool(self.add_special_tokens),

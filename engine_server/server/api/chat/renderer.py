@@ -72,7 +72,8 @@ class Choice(msgspec.Struct):
     logprobs: Logprobs | None = None
     finish_reason: str | None = None
     stop_reason: StopReason = msgspec.UNSET
-    token_ids: TokenIds = msgspec.UNSET
+    # Null unless the request asks for them.
+    token_ids: list[int] | None = None
 
 
 class CallDelta(msgspec.Struct, omit_defaults=True):
@@ -119,7 +120,7 @@ class ChatCompletion(AnswerHead, frozen=True):
     choices: list[Choice]
     usage: CompletionUsage
     prompt_logprobs: PromptLogprobs | None
-    prompt_token_ids: TokenIds = msgspec.UNSET
+    prompt_token_ids: list[int] | None = None
     prompt_text: str | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -189,7 +190,7 @@ class ChatRenderer(OpenAIStream, Renderer):
             choices=[self._whole(delta) for delta in choices],
             usage=CompletionUsage.of(counts, self._options),
             prompt_logprobs=await encode_prompt_logprobs(prompt.logprobs),
-            prompt_token_ids=fields.prompt_token_ids,
+            prompt_token_ids=prompt.token_ids if self._reports_prompt_tokens else None,
             prompt_text=fields.prompt_text,
         )
         return msgspec.json.encode(answer)
@@ -232,9 +233,13 @@ class ChatRenderer(OpenAIStream, Renderer):
     def _logprobs(self, delta: ChoiceDelta) -> Logprobs | None:
         return to_logprobs(delta.logprobs, self._top_logprobs, self._options.tokens_as_ids)
 
+    @property
+    def _reports_prompt_tokens(self) -> bool:
+        return self._options.token_ids and len(self._openings) == 1
+
     def _prompt_fields(self, prompt: Prompt) -> PromptFields:
         fields = PromptFields()
-        if self._options.token_ids and len(self._openings) == 1:
+        if self._reports_prompt_tokens:
             fields.prompt_token_ids = prompt.token_ids
         if self._prompt_text and prompt.text is not None:
             fields.prompt_text = prompt.text

@@ -12,10 +12,11 @@ from engine_server.contract import bounds
 from engine_server.requests.validation import MAX_INT32
 from engine_server.server.api.chat.messages import Message, media_in, template_messages
 from engine_server.server.api.chat.template_variables import Effort, check_variables, effort_variables
-from engine_server.server.api.chat.tools import ToolChoice, Tools, tool_use
+from engine_server.server.api.chat.tools import ToolChoice, Tools, known_tools, tool_use
 from engine_server.server.api.content import MediaUse
 from engine_server.server.api.fields import Ignored, only
 from engine_server.server.api.generation_request import GenerationRequest
+from engine_server.server.api.ignored import IgnoredPart, ignored_tools
 from engine_server.server.generation.prompts import ChatSource, ChatTurns
 from engine_server.server.generation.tool_use import AnswerStyle, ToolUse
 from engine_server.server.http.errors import ApiError
@@ -115,11 +116,15 @@ class ChatFields(GenerationRequest):
 
     @cached_property
     def tool_use(self) -> ToolUse | None:
-        return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
+        return tool_use(known_tools(self.tools or ()), self.tool_choice, self.parallel_tool_calls)
+
+    @property
+    def ignored_tools(self) -> Sequence[IgnoredPart]:
+        return ignored_tools(self.tools or ())
 
     @property
     def answer_style(self) -> AnswerStyle:
-        return AnswerStyle(self.tool_use, self.include_reasoning is not False)
+        return AnswerStyle(self.tool_use, self.include_reasoning is not False, self.reasoning_budget)
 
     def source(self, settings: ApiSettings, context: int) -> ChatSource:
         return ChatSource(

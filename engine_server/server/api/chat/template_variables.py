@@ -21,11 +21,14 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 def effort_variables(effort: Effort | None) -> dict[str, Any]:
-    """Return the variables by which templates switch reasoning, under all of their names."""
-    if effort is None:
-        return {}
-    enabled = effort != "none"
-    return {"enable_thinking": enabled, "thinking": enabled, "reasoning_effort": effort}
+    """Return the variables for an effort, of which "none" switches reasoning off."""
+    return reasoning_variables(None if effort is None else effort != "none", effort)
+
+
+def reasoning_variables(enabled: bool | None, effort: Effort | None) -> dict[str, Any]:
+    """Return the variables by which templates switch reasoning, under all of their names. None: the template's own."""
+    switches = {} if enabled is None else {"enable_thinking": enabled, "thinking": enabled}
+    return switches if effort is None else {**switches, "reasoning_effort": effort}
 
 
 def check_variables(variables: dict[str, Any]) -> dict[str, Any]:

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 from pydantic_core import PydanticCustomError
 
 from engine_server.contract import bounds
 from engine_server.server.api.fields import UNSUPPORTED, check_bound, check_depth
+from engine_server.server.api.ignored import IgnoredTool
 from engine_server.server.generation.tool_use import ToolUse
 from engine_server.server.http.errors import ApiError
 
@@ -58,7 +68,27 @@ def check_tools(tools: list[Tool]) -> list[Tool]:
     return tools
 
 
-Tools = Annotated[list[Tool], Field(max_length=bounds.TOOLS.limit), AfterValidator(check_tools)]
+def offered_tool(value: object, read: ValidatorFunctionWrapHandler) -> Tool | IgnoredTool:
+    """Return a tool, of which one of another type is ignored. A union would add its tags to the paths of errors."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if isinstance(kind, str) and kind != "function":
+        return IgnoredTool(type=kind)
+    tool: Tool = read(value)
+    return tool
+
+
+def known_tools(tools: Sequence[Tool | IgnoredTool]) -> list[Tool]:
+    """Return the tools without those that are ignored."""
+    return [tool for tool in tools if isinstance(tool, Tool)]
+
+
+def check_together(tools: list[Tool | IgnoredTool]) -> list[Tool | IgnoredTool]:
+    check_tools(known_tools(tools))
+    return tools
+
+
+OfferedTool = Annotated[Tool, WrapValidator(offered_tool)]
+Tools = Annotated[list[OfferedTool], Field(max_length=bounds.TOOLS.limit), AfterValidator(check_together)]
 
 
 class NamedTool(BaseModel):

@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from engine_server.server.api.content import MEDIA_TYPES, MediaPart
 from engine_server.server.api.fields import UNSUPPORTED
 
-SUPPORTED_BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result", *MEDIA_TYPES)
+SUPPORTED_BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
 
 
 def text_as_block(value: object) -> object:
@@ -19,16 +19,19 @@ def text_as_block(value: object) -> object:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
-def only_types(*supported: str) -> BeforeValidator:
-    """Return a validator that refuses blocks of other types by name."""
+def only_types(*supported: str, omitted: Sequence[str] = (), noun: str = "a block") -> BeforeValidator:
+    """Return a validator that refuses others of what the noun says by the name of their type.
+
+    omitted: further types, which the prompt leaves out.
+    """
 
     def check(value: object) -> object:
         kind = value.get("type") if isinstance(value, dict) else None
-        if isinstance(kind, str) and kind not in supported:
+        if isinstance(kind, str) and kind not in (*supported, *omitted):
             raise PydanticCustomError(
                 UNSUPPORTED,
-                "is a block of type {kind}, which is not supported; supported: {supported}",
-                {"kind": kind[:64], "supported": ", ".join(supported)},
+                "is {noun} of type {kind}, which is not supported; supported: {supported}",
+                {"noun": noun, "kind": kind[:64], "supported": ", ".join(supported)},
             )
         return value
 
@@ -51,7 +54,9 @@ TextContent = Annotated[list[Annotated[TextBlock, only_types("text")]], BeforeVa
 # Content of tools' results.
 ResultContent = Annotated[
     list[
-        Annotated[Annotated[TextBlock | MediaPart, Discriminator("type")], only_types("text", *MEDIA_TYPES)]
+        Annotated[
+            Annotated[TextBlock | MediaPart, Discriminator("type")], only_types("text", omitted=MEDIA_TYPES)
+        ]
     ],
     BeforeValidator(text_as_block),
 ]
@@ -103,7 +108,9 @@ Block = Annotated[
     TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock | MediaPart,
     Discriminator("type"),
 ]
-Content = Annotated[list[Annotated[Block, only_types(*SUPPORTED_BLOCKS)]], BeforeValidator(text_as_block)]
+Content = Annotated[
+    list[Annotated[Block, only_types(*SUPPORTED_BLOCKS, omitted=MEDIA_TYPES)]], BeforeValidator(text_as_block)
+]
 
 
 def join_text(blocks: Sequence[TextBlock | MediaPart]) -> str:

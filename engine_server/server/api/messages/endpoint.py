@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -10,6 +11,7 @@ from fastapi import APIRouter, Request
 from engine_server.server.api import openapi
 from engine_server.server.api.create_answer import count_tokens, create_answer
 from engine_server.server.api.generation_request import parse_request
+from engine_server.server.api.messages.edited_request import edit_context
 from engine_server.server.api.messages.renderer import MessagesRenderer
 from engine_server.server.api.messages.request import CountTokensRequest, MessagesRequest
 from engine_server.server.api.openai_answer import json_response
@@ -17,15 +19,24 @@ from engine_server.server.api.openai_answer import json_response
 if TYPE_CHECKING:
     from starlette.responses import Response
 
+    from engine_server.server.api.messages.context_edits import ThinkingCleared, ToolUsesCleared
     from engine_server.server.engine_host import EngineHost
     from engine_server.server.generation.plan import AnswerIdentity
     from engine_server.server.loaded_model import LoadedModel
+
+
+class OriginalCount(msgspec.Struct):
+    """The length of a prompt before the edits of its conversation."""
+
+    original_input_tokens: int
 
 
 class TokenCount(msgspec.Struct):
     """The length of a prompt."""
 
     input_tokens: int
+    # Of a request with edits of its conversation.
+    context_management: OriginalCount | msgspec.UnsetType = msgspec.UNSET
 
 
 def routes(host: EngineHost) -> APIRouter:
@@ -35,22 +46,35 @@ def routes(host: EngineHost) -> APIRouter:
     @openapi.body(MessagesRequest, streamed=True)
     async def post_messages(request: Request) -> Response:
         body = parse_request(MessagesRequest, await request.body())
-        return await create_answer(host.model, body, request.headers, renderer)
+        edited = await edit_context(host.model, body, request.headers)
+        new_renderer = partial(renderer, edited.applied)
+        return await create_answer(host.model, edited.body, request.headers, new_renderer)
 
     @router.post("/v1/messages/count_tokens", response_model=None)
     @openapi.body(CountTokensRequest, TokenCount)
     async def post_count_tokens(request: Request) -> Response:
         body = parse_request(CountTokensRequest, await request.body())
-        return json_response(TokenCount(await count_tokens(host.model, body, request.headers)))
+        edited = await edit_context(host.model, body, request.headers)
+        count = TokenCount(await count_tokens(host.model, edited.body, request.headers))
+        if edited.applied is not None:
+            original = await count_tokens(host.model, body, request.headers, any_length=True)
+            count.context_management = OriginalCount(original)
+        return json_response(count)
 
     return router
 
 
-def renderer(model: LoadedModel, body: MessagesRequest, identity: AnswerIdentity) -> MessagesRenderer:
+def renderer(
+    applied_edits: list[ToolUsesCleared | ThinkingCleared] | None,
+    model: LoadedModel,
+    body: MessagesRequest,
+    identity: AnswerIdentity,
+) -> MessagesRenderer:
     return MessagesRenderer(
         identity.id,
         identity.model,
         body.max_tokens,
         show_thinking=body.thinking is None or body.thinking.display != "omitted",
         report_cached=model.settings.enable_prompt_tokens_details,
+        applied_edits=applied_edits,
     )

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from engine_server.server.api.messages.context_edits import ThinkingCleared, ToolUsesCleared
 from engine_server.server.generation.events import (
     ChoiceDelta,
     Finish,
@@ -74,6 +75,12 @@ class MessageUsage(msgspec.Struct):
         return cls(counts.prompt_tokens - cached, 0, cached, counts.completion_tokens, thinking)
 
 
+class AppliedEdits(msgspec.Struct):
+    """The edits of the conversation that were applied."""
+
+    applied_edits: list[ToolUsesCleared | ThinkingCleared]
+
+
 class Message(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
     """A whole answer, or the beginning of a streamed one."""
 
@@ -84,6 +91,8 @@ class Message(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
     stop_reason: str | None = None
     stop_sequence: str | None = None
     usage: MessageUsage
+    # Of a request with edits, in a whole answer.
+    context_management: AppliedEdits | msgspec.UnsetType = msgspec.UNSET
 
 
 class Stop(msgspec.Struct):
@@ -112,6 +121,8 @@ class MessageDelta(msgspec.Struct, tag_field="type", tag="message_delta"):
 
     delta: Stop
     usage: MessageUsage
+    # Of a request with edits.
+    context_management: AppliedEdits | msgspec.UnsetType = msgspec.UNSET
 
 
 class MessagesRenderer(Renderer):
@@ -121,12 +132,21 @@ class MessagesRenderer(Renderer):
     num_events = 0
 
     def __init__(
-        self, message_id: str, model: str, max_tokens: int, *, show_thinking: bool, report_cached: bool
+        self,
+        message_id: str,
+        model: str,
+        max_tokens: int,
+        *,
+        show_thinking: bool,
+        report_cached: bool,
+        applied_edits: list[ToolUsesCleared | ThinkingCleared] | None = None,
     ) -> None:
+        """applied_edits: None for a request without edits of its conversation."""
         self._id, self._model = message_id, model
         self._max_tokens = max_tokens
         self._show_thinking = show_thinking
         self._report_cached = report_cached
+        self._edits = msgspec.UNSET if applied_edits is None else AppliedEdits(applied_edits)
         self._started = False
         # Index and first part of the open block; None between blocks.
         self._index = -1
@@ -138,10 +158,8 @@ class MessagesRenderer(Renderer):
         if isinstance(event, GenerationFinished):
             assert self._finish is not None, "the choice ends before the generation"
             stop = to_stop(self._finish, event.counts, self._max_tokens, self._calls)
-            return (
-                sse("message_delta", MessageDelta(stop, MessageUsage.of(event.counts, self._report_cached)))
-                + MESSAGE_STOP
-            )
+            usage = MessageUsage.of(event.counts, self._report_cached)
+            return sse("message_delta", MessageDelta(stop, usage, self._edits)) + MESSAGE_STOP
         events = b""
         if not self._started:
             self._started = True
@@ -163,6 +181,7 @@ class MessagesRenderer(Renderer):
         stop = to_stop(choice.finish, counts, self._max_tokens, calls)
         message = self._message(blocks, counts)
         message.stop_reason, message.stop_sequence = stop.stop_reason, stop.stop_sequence
+        message.context_management = self._edits
         return encode(message)
 
     def error(self, error: ApiError) -> bytes:

@@ -9,17 +9,21 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
 from engine_server.contract import bounds
+from engine_server.server.api.chat.template_variables import reasoning_variables
 from engine_server.server.api.chat.tools import tool_use
 from engine_server.server.api.content import MediaUse
 from engine_server.server.api.conversation_request import ConversationRequest
 from engine_server.server.api.fields import Ignored, only, stop_strings
-from engine_server.server.api.ignored import IgnoredPart
+from engine_server.server.api.ignored import IgnoredPart, ignored_tools
 from engine_server.server.api.messages.blocks import TextBlock, TextContent
-from engine_server.server.api.messages.tools import ToolChoice, Tools, chat_tools, ignored_tools
+from engine_server.server.api.messages.context_edits import ContextManagement
+from engine_server.server.api.messages.tools import ToolChoice, Tools, chat_tools
 from engine_server.server.api.messages.turns import Message, media_in, template_messages
 from engine_server.server.generation.prompts import ChatTurns
 from engine_server.server.generation.tool_use import ToolUse
 from engine_server.server.http.errors import ApiError
+
+FORM_FIELD = "output_config.format"
 
 
 class Thinking(BaseModel):
@@ -28,15 +32,10 @@ class Thinking(BaseModel):
     model_config = ConfigDict(strict=True)
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
-    # Accepted, but no limit: models here decide themselves when to stop.
+    # The most tokens of the reasoning.
     budget_tokens: Annotated[int, Field(ge=1)] | None = None
     # "omitted" leaves the reasoning's text out of the answer.
     display: Literal["summarized", "omitted"] | None = None
-
-    def template_variables(self) -> dict[str, Any]:
-        """Return the variables by which templates switch reasoning, under both of its names."""
-        enabled = self.type != "disabled"
-        return {"enable_thinking": enabled, "thinking": enabled}
 
 
 class JsonFormat(BaseModel):
@@ -64,7 +63,7 @@ class MessagesRequest(ConversationRequest):
     ENGINE_FIELDS: ClassVar[Mapping[str, str]] = {
         "prompt": "messages",
         "stop": "stop_sequences",
-        "response_format": "output_config.format",
+        "response_format": FORM_FIELD,
     }
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=bounds.MESSAGES.limit)]
@@ -77,6 +76,9 @@ class MessagesRequest(ConversationRequest):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    # The beta's name of output_config.format.
+    output_format: JsonFormat | None = None
+    context_management: ContextManagement | None = None
 
     # Every prompt's prefix is cached anyway.
     cache_control: Ignored = None
@@ -86,8 +88,6 @@ class MessagesRequest(ConversationRequest):
     diagnostics: Ignored = None
     fallbacks: Ignored = None
     fallback_credit_token: Ignored = None
-    # It would only save tokens.
-    context_management: Ignored = None
 
     compaction: Annotated[Any, only()] = None
     container: Annotated[Any, only()] = None
@@ -111,9 +111,38 @@ class MessagesRequest(ConversationRequest):
         return ignored_tools(self.tools or [])
 
     @property
+    def reasoning_budget(self) -> int | None:
+        budget = self.thinking.budget_tokens if self.thinking else None
+        return super().reasoning_budget if budget is None else budget
+
+    @property
+    def reasoning_hints(self) -> Sequence[IgnoredPart]:
+        hint = self.thinking is not None and self.thinking.budget_tokens is not None
+        return [IgnoredPart("thinking", "budget_tokens")] if hint else []
+
+    @property
     def response_form(self) -> dict[str, Any] | None:
-        form = self.output_config and self.output_config.format
+        form = self.output_format or (self.output_config and self.output_config.format)
         return {"type": "json_schema", "json_schema": {"schema": form.json_schema}} if form else None
+
+    @property
+    def engine_fields(self) -> Mapping[str, str]:
+        fields = super().engine_fields
+        if self.output_format is None or fields["structured_outputs"] != FORM_FIELD:
+            return fields
+        return {**fields, "structured_outputs": "output_format"}
+
+    def check_combinations(self) -> None:
+        super().check_combinations()
+        if self.output_format and self.output_config and self.output_config.format:
+            message = f"output_format and {FORM_FIELD} are given; an answer has one format"
+            raise ApiError(400, message, param="output_format")
+
+    def with_messages(self, messages: list[Message]) -> MessagesRequest:
+        """Return the request with another conversation."""
+        request = self.model_copy(update={"messages": messages})
+        request.__dict__.pop("media", None)  # the cached list of the other's
+        return request
 
     def sampling_parameters(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
         return self.shared_parameters(defaults) | {"max_tokens": self.max_tokens, "logprobs": None}
@@ -126,9 +155,9 @@ class MessagesRequest(ConversationRequest):
                 "messages: the answer can continue a last message of the assistant only if it ends with text"
             )
             raise ApiError(400, message, param="messages")
-        variables = self.thinking.template_variables() if self.thinking else {}
-        if self.output_config and self.output_config.effort:
-            variables["reasoning_effort"] = self.output_config.effort
+        thinks = None if self.thinking is None else self.thinking.type != "disabled"
+        effort = self.output_config.effort if self.output_config else None
+        variables = reasoning_variables(thinks, effort)
         return ChatTurns(turns, not prefilled, prefilled, variables=variables)
 
     @property

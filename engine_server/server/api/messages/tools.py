@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from engine_server.contract import bounds
 from engine_server.server.api.chat import tools as chat
 from engine_server.server.api.chat.tools import ToolName, check_schema, check_tools
-from engine_server.server.api.ignored import IgnoredPart, IgnoredTool
+from engine_server.server.api.ignored import IgnoredTool
 
 
 def kind_of(value: object) -> str:
@@ -43,14 +43,6 @@ class Tool(BaseModel):
 def chat_tools(tools: Sequence[Tool | IgnoredTool]) -> list[chat.Tool]:
     """Return the tools in the form of OpenAI's chat API, without those that are ignored."""
     return [tool.chat_tool() for tool in tools if isinstance(tool, Tool)]
-
-
-def ignored_tools(tools: Sequence[Tool | IgnoredTool]) -> list[IgnoredPart]:
-    return [
-        IgnoredPart(f"tools.{number}", tool.type)
-        for number, tool in enumerate(tools)
-        if isinstance(tool, IgnoredTool)
-    ]
 
 
 def check_together(tools: list[Tool | IgnoredTool]) -> list[Tool | IgnoredTool]:

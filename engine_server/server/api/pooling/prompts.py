@@ -89,8 +89,9 @@ def check_lengths(model: LoadedModel, prompts: Sequence[NamedPrompt]) -> None:
         if prompt.num_tokens > model.max_model_len:
             raise ApiError(
                 400,
-                f"{prompt.field} has {prompt.num_tokens} tokens, more than the model's context of "
-                f"{model.max_model_len}; truncate_prompt_tokens: -1 cuts it to the context",
+                f"the model's maximum context length is {model.max_model_len} tokens; {prompt.field} has "
+                f"{prompt.num_tokens} tokens. Please reduce the length of the input, or cut it to the context by "
+                "truncate_prompt_tokens: -1",
                 param=prompt.field,
                 code=ErrorCode.INVALID_VALUE,
             )

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PlainValidator
 
+from engine_server.contract import bounds
 from engine_server.contract.errors import ErrorCode
 from engine_server.engine.input.tokenizer import Truncation
 from engine_server.requests.validation import MAX_INT32
 from engine_server.server.api import fields
 from engine_server.server.api.caller import reported_caller
 from engine_server.server.api.chat.input import ChatInput
+from engine_server.server.api.chat.messages import media_in
+from engine_server.server.api.content import refuse_media
 from engine_server.server.api.fields import Ignored, only, prompt_list
 from engine_server.server.api.generation_request import ApiRequest
 from engine_server.server.api.pooling.context import RequestContext
+from engine_server.server.generation.prompts import ChatTurns
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
     from engine_server.server.api.models import ServedModel
     from engine_server.server.loaded_model import LoadedModel
+    from engine_server.server.settings import ApiSettings
 
 EncodingFormat = Literal["float", "base64"]
 
@@ -71,6 +77,7 @@ class InputRequest(ChatInput, PoolingRequest):
     """A request for vectors of texts, of token ids, or of one conversation."""
 
     input: Annotated[list[str] | list[list[int]] | None, PlainValidator(optional_input)] = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=bounds.TOOLS.limit)] | None = None
 
     def check_combinations(self) -> None:
         super().check_combinations()
@@ -78,3 +85,8 @@ class InputRequest(ChatInput, PoolingRequest):
             raise ApiError(400, "input is missing", param="input", code=ErrorCode.MISSING_FIELD)
         if self.input is not None and self.messages is not None:
             raise ApiError(400, "input and messages exclude each other", param="messages")
+        if media := media_in(self.messages or ()):
+            raise refuse_media(media[0].part)
+
+    def turns(self, settings: ApiSettings, open_answer: bool) -> ChatTurns:
+        return replace(super().turns(settings, open_answer), tools=self.tools)

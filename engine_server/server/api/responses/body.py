@@ -142,6 +142,13 @@ class RequestEcho(msgspec.Struct, kw_only=True):
     store: bool = False
 
 
+class RawMessage(msgspec.Struct, tag_field="type", tag="raw_message_tokens"):
+    """The prompt, or the output, as the model sees it, with vLLM's names."""
+
+    message: str
+    tokens: list[int]
+
+
 class ResponseBody(msgspec.Struct, kw_only=True):
     """An answer, whole or as far as it is known."""
 
@@ -154,6 +161,8 @@ class ResponseBody(msgspec.Struct, kw_only=True):
     incomplete_details: IncompleteDetails | None = None
     output: list[OutputItem] = []
     usage: ResponseUsage | None = None
+    input_messages: list[RawMessage] | msgspec.UnsetType = msgspec.UNSET
+    output_messages: list[RawMessage] | msgspec.UnsetType = msgspec.UNSET
 
 
 def to_item(

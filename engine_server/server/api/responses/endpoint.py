@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -13,6 +14,7 @@ from engine_server.server.api.generation_request import parse_request
 from engine_server.server.api.openai_answer import json_response
 from engine_server.server.api.responses.renderer import ResponseRenderer
 from engine_server.server.api.responses.request import STATELESS, ResponsesRequest
+from engine_server.server.api.tokenization import decode
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
@@ -57,6 +59,13 @@ def routes(host: EngineHost) -> APIRouter:
 
 def renderer(model: LoadedModel, body: ResponsesRequest, identity: AnswerIdentity) -> ResponseRenderer:
     echo = body.echo(model.sampling_defaults)
+    shows_tokens = body.enable_response_messages
     return ResponseRenderer(
-        identity.id, identity.created, identity.model, echo, body.top_logprobs or 0, body.tool_targets
+        identity.id,
+        identity.created,
+        identity.model,
+        echo,
+        body.top_logprobs or 0,
+        body.tool_targets,
+        decode=partial(decode, model.tokenizer) if shows_tokens else None,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,6 +18,7 @@ from engine_server.server.api.responses.body import (
     MessageItem,
     OutputItem,
     OutputText,
+    RawMessage,
     ReasoningItem,
     ReasoningText,
     RequestEcho,
@@ -75,13 +76,21 @@ class ResponseRenderer(Renderer):
         echo: RequestEcho,
         top_logprobs: int,
         targets: Mapping[str, ToolTarget],
+        decode: Callable[[list[int]], str] | None = None,
     ) -> None:
-        """targets: the tools by the names that a model may call them."""
+        """targets: the tools by the names that a model may call them.
+
+        decode: returns the text of tokens, for an answer with prompt and output as the model sees them.
+        """
         self._id, self._created, self._model = response_id, created, model
         # The end of every body, encoded once.
         self._echo = b"," + encode(echo)[1:]
         self._top_logprobs = top_logprobs
         self._targets = targets
+        self._decode = decode
+        # The tokens so far, where the answer has them.
+        self._prompt_token_ids: list[int] = []
+        self._output_token_ids: list[int] = []
         # The number of the next event.
         self.num_events = 0
         # The items so far, of which the last one may be open.
@@ -93,6 +102,7 @@ class ResponseRenderer(Renderer):
         if isinstance(event, GenerationFinished):
             body = self._end_body(self._items, event.counts)
             return self._send(self._response_event(f"response.{body.status}", body))
+        self._keep_tokens(event)
         events = b""
         if self.num_events == 0:
             body = self._body()
@@ -116,6 +126,7 @@ class ResponseRenderer(Renderer):
         (choice,) = choices
         assert choice.finish is not None, "an answer that is not streamed has one event"
         self._finish = choice.finish
+        self._keep_tokens(choice)
         # The reasoning's tokens come first.
         logprobs = self._logprobs((choice.logprobs or [])[counts.reasoning_tokens :])
         items: list[OutputItem] = []
@@ -148,7 +159,17 @@ class ResponseRenderer(Renderer):
         body.status = item_status(self._finish)
         if body.status == "incomplete":
             body.incomplete_details = IncompleteDetails()
+        if self._decode is not None:
+            body.input_messages = [RawMessage(self._decode(self._prompt_token_ids), self._prompt_token_ids)]
+            body.output_messages = [RawMessage(self._decode(self._output_token_ids), self._output_token_ids)]
         return body
+
+    def _keep_tokens(self, delta: ChoiceDelta) -> None:
+        if self._decode is None:
+            return
+        if delta.prompt is not None:
+            self._prompt_token_ids = delta.prompt.token_ids
+        self._output_token_ids += delta.token_ids
 
     def _logprobs(self, tokens: Sequence[TokenLogprobs] | None) -> list[TokenLogprob]:
         found = to_logprobs(tokens, self._top_logprobs)

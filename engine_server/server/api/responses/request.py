@@ -101,6 +101,8 @@ class ResponsesRequest(ConversationRequest):
     reasoning: ReasoningOptions | None = None
     include: list[str] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
+    # vLLM's: the answer has the prompt and the output as the model sees them.
+    enable_response_messages: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None
     metadata: dict[str, str] | None = None
     user: str | None = None

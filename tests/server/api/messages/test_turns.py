@@ -196,3 +196,12 @@ def test_refusal_names_the_field(change: dict[str, Any], param: str, reason: str
         turns(**{"messages": [user("Hi")], **change})
     assert (refused.value.status, refused.value.param) == (400, param)
     assert reason in refused.value.message
+
+
+def test_error_of_a_block_lists_what_is_supported() -> None:
+    with pytest.raises(ApiError) as caught:
+        request([user([{"type": "search_result"}])])
+    supported = "text, thinking, redacted_thinking, tool_use, tool_result"
+    assert caught.value.message.endswith(
+        f"type search_result, which is not supported; supported: {supported}"
+    )

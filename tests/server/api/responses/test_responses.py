@@ -216,3 +216,20 @@ def test_options_that_do_nothing_here_are_accepted(answering_client: openai.Open
     )
     assert response.output_text == ANSWER
     assert response.reasoning and response.reasoning.effort == "low"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_answer_has_prompt_and_output_as_the_model_sees_them_on_request(
+    answering_client: openai.OpenAI, stream: bool
+) -> None:
+    request = GREEDY | {"extra_body": {"enable_response_messages": True}}
+    answer: Any = answering_client.responses.create(**request, stream=stream)
+    response = list(answer)[-1].response if stream else answer
+    [prompt], [output] = response.model_extra["input_messages"], response.model_extra["output_messages"]
+    assert prompt["type"] == output["type"] == "raw_message_tokens"
+    assert QUESTION in prompt["message"] and "<|im_start|>user" in prompt["message"]
+    assert len(prompt["tokens"]) == response.usage.input_tokens
+    assert output["message"].startswith(response.output_text)
+    assert len(output["tokens"]) == response.usage.output_tokens
+    plain = answering_client.responses.create(**GREEDY)
+    assert "input_messages" not in (plain.model_extra or {})

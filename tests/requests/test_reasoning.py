@@ -1,9 +1,11 @@
 """The number of tokens that belong to the reasoning."""
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine_server.server.parsers.reasoning_tokens import ReasoningTokens
+from engine_server.requests.errors import InvalidRequestError
+from engine_server.requests.reasoning import ReasoningBudget, ReasoningTokens
 
 START, END = (7, 8), (9,)
 
@@ -33,3 +35,22 @@ def test_incomplete_delimiter_opens_nothing() -> None:
 @given(st.lists(st.integers(6, 10)), st.integers(1, 5))
 def test_count_does_not_depend_on_the_division_of_the_tokens(tokens: list[int], pieces: int) -> None:
     assert count(tokens, pieces=pieces) == count(tokens, pieces=1 + len(tokens))
+
+
+def test_end_delimiter_goes_on_from_the_longest_beginning_of_it() -> None:
+    reasoning = ReasoningTokens((), (9, 8, 9, 7), inside=True)
+    for token_id, following in [(1, 9), (9, 8), (8, 9), (9, 7), (8, 9), (1, 9)]:
+        reasoning.count([token_id])
+        assert reasoning.next_of_end() == following
+    assert reasoning.inside
+
+
+def test_delimiters_share_no_tokens() -> None:
+    reasoning = ReasoningTokens((7, 8), (8, 9), inside=False)
+    assert reasoning.count([7, 8, 9]) == 1
+    assert reasoning.inside
+
+
+def test_budget_without_a_delimiter_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="end is"):
+        ReasoningBudget(tokens=3, end=[])

@@ -1,0 +1,59 @@
+"""The request whose conversation is edited as the client asks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from engine_server.contract.bounds import TOKENIZED_CHARACTERS
+from engine_server.server.api.create_answer import count_tokens
+from engine_server.server.api.messages.context_edits import ThinkingCleared, ToolUsesCleared
+from engine_server.server.api.messages.request import MessagesRequest
+from engine_server.server.generation.prompts import num_characters
+from engine_server.server.http.errors import ApiError
+
+if TYPE_CHECKING:
+    from engine_server.server.loaded_model import LoadedModel
+
+
+class EditedRequest(NamedTuple):
+    """A request after the edits of its conversation, and the report of those that were applied."""
+
+    body: MessagesRequest
+    # None: the request asks for no edits.
+    applied: list[ToolUsesCleared | ThinkingCleared] | None
+
+
+async def edit_context(
+    model: LoadedModel, body: MessagesRequest, headers: Mapping[str, str]
+) -> EditedRequest:
+    """Apply the request's edits in their order. Raises ApiError.
+
+    The result depends on the request and the model's tokenizer alone, so that any replica continues the answer.
+    """
+    if body.context_management is None:
+        return EditedRequest(body, None)
+    applied: list[ToolUsesCleared | ThinkingCleared] = []
+    num_tokens: int | None = None
+    for edit in body.context_management.edits or ():
+        edited = edit.apply(body.messages)
+        if not edited.cleared:
+            continue
+        if num_tokens is None:
+            check_length(body)
+            num_tokens = await count_tokens(model, body, headers, any_length=True)
+        if not edit.is_triggered(body.messages, num_tokens):
+            continue
+        candidate = body.with_messages(edited.messages)
+        num_left = await count_tokens(model, candidate, headers, any_length=True)
+        cleared = num_tokens - num_left
+        if cleared >= edit.least_cleared_tokens:
+            body, num_tokens = candidate, num_left
+            applied.append(edit.report(edited.cleared, max(0, cleared)))
+    return EditedRequest(body, applied)
+
+
+def check_length(body: MessagesRequest) -> None:
+    """Raise ApiError 400 for a conversation that takes too long to count, as it may be longer than the context."""
+    if error := TOKENIZED_CHARACTERS.exceeded(num_characters(body.turns().messages)):
+        raise ApiError(400, f"messages with context_management: {error}", param="messages")
