@@ -243,17 +243,6 @@ class SamplingParams(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True)
     def penalises(self) -> bool:
         return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0, 0, 1)
 
-    @property
-    def adjusts_logits(self) -> bool:
-        """True if logits processors change this request's logits before sampling."""
-        return (
-            bool(self.min_tokens or self.logit_bias or self.bad_words_token_ids or self.logits_processors)
-            or self.allowed_token_ids is not None
-            or self.structured_outputs is not None
-            or self.reasoning_budget is not None
-            or self.penalises
-        )
-
     def end(
         self, token_id: int, num_output: int, max_tokens: int, eos_token_ids: Collection[int]
     ) -> tuple[FinishReason | None, int | None]:
