@@ -252,10 +252,10 @@ class ModelRunner:
         captured = self._captured.bytes
         if self._kernel_sampler is not None:
             captured += self._kernel_sampler.captured_bytes
+        self.memory.record("captured steps", captured)
         if self.drafting is not None:
             self.drafting.capture(most)
-            captured += self.drafting.captured_bytes
-        self.memory.record("captured steps", captured)
+            self.memory.record("captured steps of drafts", self.drafting.captured_bytes)
 
     def run_decodes(self, count: int, draft: bool) -> None:
         """Compute a step of `count` decodes up to their likeliest tokens. All ranks must call it.
@@ -329,8 +329,8 @@ class ModelRunner:
                 loaded.body, self.model.config.get_text_config(), max(2, min(4, longest)), self.device,
                 loaded.generates, config.is_encoder, loaded.first_position,
             )  # fmt: skip
-        sorts = not self.platform.samples_by_kernel or config.logprobs_mode.startswith("processed")
-        loaded.reserve("largest step", self.config.scheduler_config.max_num_batched_tokens, sorts)
+        sample = self.head.run_largest if isinstance(self.head, Sampler) else None
+        loaded.reserve("largest step", self.config.scheduler_config.max_num_batched_tokens, sample)
         if self._captured.most_tokens:
             loaded.reserve("captured steps", self._captured.most_tokens)
         if not self.platform.asynchronous:
@@ -351,6 +351,7 @@ class ModelRunner:
                     self.config, self.platform, self.memory, self.ranks, self.loaded, windows
                 )
             tensors += drafting.buffers
+        drafting.reserve()
         return drafting
 
     @property
