@@ -63,8 +63,12 @@ def probe(
     seen, name = Probe(), type(model).__name__
     options = {"logits_to_keep": 1} if generates else {}
     positions = np.arange(num_tokens) + first_position
-    with refused_by_name(name):
-        output = run(model, seen, positions, device, options)
+
+    def compute(backend: Probe, positions: IntArray) -> Tensor:
+        with refused_by_name(name):
+            return run(model, backend, positions, device, options)
+
+    output = compute(seen, positions)
     layers = config.num_hidden_layers
     seen.check_calls(name, layers, numbered=not encoder)
     if seen.causal != {not encoder}:
@@ -80,7 +84,7 @@ def probe(
                 f"layer {layer} of {name} is of type {kind}, but attends with the window {shapes[layer].window}; "
                 "it would be computed wrongly"
             )
-    if not seen.alibi and torch.equal(output, run(model, Probe(), positions[::-1].copy(), device, options)):
+    if not seen.alibi and torch.equal(output, compute(Probe(), positions[::-1].copy())):
         raise UnsupportedModelError(f"{name} ignores position_ids; it would be computed wrongly")
     return shapes
 
