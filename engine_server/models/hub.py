@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,12 +25,15 @@ def download(source: HubRepository) -> Path:
     """Download a repository into the hub's cache; return its folder. Raises ModelSourceError."""
     from huggingface_hub import errors, snapshot_download
 
-    fetch = partial(snapshot_download, allow_patterns=USED, ignore_patterns=UNUSED)
+    name, revision = source.repository, source.revision
     with _described(source):
         # A hub that can't be reached is no error if the cache is complete.
         with suppress(errors.DryRunError):
-            _check_cache_space(source, fetch(source.repository, revision=source.revision, dry_run=True))
-        return Path(fetch(source.repository, revision=source.revision))
+            expected = snapshot_download(
+                name, revision=revision, allow_patterns=USED, ignore_patterns=UNUSED, dry_run=True
+            )
+            _check_cache_space(source, expected)
+        return Path(snapshot_download(name, revision=revision, allow_patterns=USED, ignore_patterns=UNUSED))
 
 
 def download_file(source: HubRepository) -> Path:
