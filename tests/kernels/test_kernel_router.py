@@ -10,7 +10,9 @@ from tiny_models import TINY
 from engine_server.modeling.formats.fixed_order import fix_order
 from engine_server.modeling.formats.weight_format import as_loaded
 from engine_server.modeling.kernels.router import choose
+from engine_server.modeling.layers.adapted_router import takes_updates
 from engine_server.modeling.layers.fused_router import FusedRouter, RouterForm, fuse_router
+from engine_server.modeling.layers.kernel_sets.triton import TRITON
 from engine_server.modeling.loading.router_forms import form_of, is_router
 
 SIZES = TINY | {"vocab_size": 64, "num_hidden_layers": 1, "head_dim": 8, "pad_token_id": 0}
@@ -56,6 +58,16 @@ def test_fused_router_chooses_as_transformers_does(
     # Of equal logits, which bfloat16 has, torch chooses any.
     torch.testing.assert_close(logits.gather(1, found[2]), logits.gather(1, index))
     assert all(len(set(row)) == 3 for row in found[2].tolist())
+
+
+@pytest.mark.parametrize("case", [case for case, (form, *_) in MODELS.items() if form is not None])
+def test_fused_router_takes_updates_of_adapters(case: str, device: torch.device) -> None:
+    form, model, settings = MODELS[case]
+    own = router(model, settings).to(device, torch.bfloat16)
+    assert form is not None
+    fuse_router(own, form, choose, as_loaded)
+
+    assert takes_updates(own, TRITON.add_low_rank)
 
 
 def test_choice_of_a_token_has_the_same_bits_in_any_batch(device: torch.device) -> None:

@@ -20,6 +20,7 @@ from engine_server.modeling.adapters.peft_folder import (
 
 CONTENT = {"peft_type": "LORA", "r": 2, "lora_alpha": 4}
 EXPERTS = {"mlp.experts.down_proj": 2, "mlp.experts.gate_up_proj": 3}
+ROUTER = "mlp.gate.weight"
 KEY = "base_model.model.model.layers.0.self_attn.{}_proj.lora_{}.weight"
 
 
@@ -35,7 +36,7 @@ def stacked(wrapped: str, rows: int) -> dict[str, Tensor]:
 
 
 def read_folder(folder: Path, max_bytes: int = 1 << 20) -> LowRankAdapter:
-    return read_low_rank_adapter(folder, 4, max_bytes, EXPERTS)
+    return read_low_rank_adapter(folder, 4, max_bytes, EXPERTS | {ROUTER: 1})
 
 
 def read(folder: Path, settings: dict[str, Any], tensors: dict[str, Tensor]) -> LowRankAdapter:
@@ -77,6 +78,29 @@ def test_stacked_updates_are_those_of_each_expert(tmp_path: Path) -> None:
             assert b[:, 0].tolist() == [number, number + count]
 
 
+@pytest.mark.parametrize(
+    ("settings", "rank", "factor"),
+    [
+        ({}, 2, 2.0),
+        ({"use_rslora": True}, 2, 4 / 2**0.5),
+        ({"rank_pattern": {r".*\.gate\.weight": 1}}, 1, 4.0),
+        ({"alpha_pattern": {"gate.weight": 6}}, 2, 3.0),
+        ({"alpha_pattern": {"gate": 6}}, 2, 2.0),  # PEFT matches the name of the parameter
+    ],
+)
+def test_the_factor_of_a_routers_weight_is_that_of_peft(
+    tmp_path: Path, settings: dict[str, Any], rank: int, factor: float
+) -> None:
+    name = "base_model.model.mlp.gate.lora_{}.weight"
+    tensors = {name.format("A"): torch.ones(rank, 6), name.format("B"): torch.ones(8, rank)}
+
+    adapter = read(tmp_path, {"target_parameters": ["gate.weight"]} | settings, tensors)
+
+    assert adapter.pairs.keys() == {f"{ROUTER}.0"}
+    a, b = adapter.pairs[f"{ROUTER}.0"]
+    torch.testing.assert_close(b.T @ a, torch.full((8, 6), rank * factor))
+
+
 def test_digest_depends_on_both_files(tmp_path: Path) -> None:
     check_digest(tmp_path, read_folder, CONTENT, [pair(), pair("k")])
 
@@ -91,13 +115,18 @@ def test_digest_depends_on_both_files(tmp_path: Path) -> None:
         (
             {"target_parameters": ["q_proj.weight"]},
             pair(),
-            "target_parameters has 'q_proj.weight'; gate_up_proj and down_proj of experts are supported",
+            "target_parameters has 'q_proj.weight', and 'model.layers.0.self_attn.q_proj' is no router",
+        ),
+        (
+            {"target_parameters": ["norm.scale"]},
+            pair(),
+            "target_parameters has 'norm.scale'; gate_up_proj and",
         ),
         ({"target_parameters": "down_proj"}, pair(), "target_parameters: Expected `array`, got `str`"),
         (
             {"target_parameters": ["experts.down_proj"], "r": 3},
             stacked("", 4),
-            r"2 experts, and .* rank 3 for each",
+            r"2 weights there, and .* rank 3 for each",
         ),
         ({"init_lora_weights": "pissa"}, pair(), "'pissa', which changes the base model's weights"),
         ({"r": None}, pair(), "no valid r, lora_alpha"),

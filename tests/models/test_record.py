@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine_server.models import ModelSourceError, record, resolve
+from engine_server.models import ModelSourceError, record, resolve, store
 from engine_server.models.record import Checksums
 
 WEIGHTS = "model.safetensors"
@@ -67,7 +67,6 @@ CHANGES = [
     change_a_nested_file,
     remove_the_config_of_a_part,
     cut_weights,
-    add_weights,
     damage_the_record,
     remove_the_sizes,
 ]
@@ -106,6 +105,32 @@ def test_an_engine_takes_a_model_as_it_was_fetched(fetched: Path, change: Callab
     change(fetched)
 
     assert resolve(str(fetched)) == fetched
+
+
+def test_an_engine_refuses_a_fetched_model_with_a_file_that_it_would_read_and_that_was_not_fetched(
+    fetched: Path,
+) -> None:
+    add_weights(fetched)
+
+    with pytest.raises(ModelSourceError, match=r"other.safetensors were added .* delete them"):
+        resolve(str(fetched))
+
+
+@pytest.mark.parametrize("add", [add_weights, add_files_of_others])
+def test_a_complete_model_stays_in_place_for_running_engines_when_a_file_was_added(
+    fetched: Path, caplog: pytest.LogCaptureFixture, add: Callable[[Path], None]
+) -> None:
+    add(fetched)
+    weights = (fetched / WEIGHTS).stat().st_ino
+
+    place = store.materialize(
+        fetched, "hf://org/name", lambda place: pytest.fail("fetched again"), is_hashed=record.every_file
+    )
+
+    assert place == fetched
+
+    assert (fetched / WEIGHTS).stat().st_ino == weights
+    assert ("other.safetensors are deleted" in caplog.text) == (add is add_weights)
 
 
 def test_a_fetch_compares_the_content_of_weights_too_and_an_engine_their_size(fetched: Path) -> None:

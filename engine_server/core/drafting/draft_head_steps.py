@@ -11,7 +11,6 @@ from engine_server.core.loaded_model import LoadedModel
 from engine_server.core.model_inputs import ModelInputs
 from engine_server.modeling.attention.interface import Staged, UnsupportedModelError
 from engine_server.modeling.communicator import Communicator
-from engine_server.modeling.drafting.draft_head import collect_states
 from engine_server.modeling.memory.cache_layout import Layout
 from engine_server.modeling.memory.memory_ledger import MemoryLedger
 from engine_server.modeling.platform.interface import Platform
@@ -56,10 +55,7 @@ class DraftHeadSteps(DraftSteps):
         return [*super().buffers, self._hidden]
 
     def target_states(self, target: LoadedModel, arguments: dict[str, Any]) -> Tensor:
-        head = target.head
-        with collect_states(target.model, head.aux_layers) as auxiliary:
-            states = target.states(arguments)
-        prepared = head.prepare(states, auxiliary)
+        states, prepared = target.states_for_drafts(lambda: target.states(arguments))
         self._hidden[: len(prepared)].copy_(prepared)
         return states
 
@@ -69,6 +65,13 @@ class DraftHeadSteps(DraftSteps):
         sources.numpy()[:] = inputs.sources
         self._sources[: len(sources)].copy_(sources, non_blocking=True)
         return super().logits(inputs)
+
+    def _reserve(self, part: str, num_tokens: int) -> None:
+        if not self._memory.measures:
+            return
+        num_logits = min(self._config.scheduler_config.max_num_rows, num_tokens)
+        with self._memory.running(part), self._loaded.apply_adapters(None):
+            self._loaded.head.run_step(num_tokens, num_logits, self._config.model_config.max_model_len)
 
     def _states(self, staged: Staged) -> Tensor:
         token_ids, positions = staged.token_ids.long(), staged.positions.long()

@@ -46,7 +46,9 @@ class DraftModelSteps(DraftSteps):
         layout = lay_out([shape._replace(window=None) for shape in shapes], config.model_config.max_model_len)
         super().__init__(config, platform, memory, ranks, loaded, layout, windows, loaded.split.hidden_size)
         self.models = [loaded]
-        loaded.reserve("largest step", config.scheduler_config.max_num_batched_tokens)
+
+    def _reserve(self, part: str, num_tokens: int) -> None:
+        self._loaded.reserve(part, num_tokens)
 
     def _states(self, staged: Staged) -> Tensor:
         positions = staged.positions.long() + self._loaded.first_position

@@ -60,12 +60,23 @@ class DraftSteps(ABC):
         self.dtype = cache_dtype(config.cache_config, loaded.model.dtype, platform)
 
     @abstractmethod
+    def _reserve(self, part: str, num_tokens: int) -> None:
+        """Reserve, for a part of the memory, what a step takes while it runs, if the device measures that."""
+
+    @abstractmethod
     def _states(self, staged: Staged) -> Tensor:
         """Compute the hidden states [n, hidden] of the sequences that sample. To be called in a forward's context."""
 
     @abstractmethod
     def _logits(self, states: Tensor) -> Tensor:
         """Compute the logits [n, vocabulary] of hidden states [n, hidden]."""
+
+    def reserve(self) -> None:
+        """Reserve the memory of the largest step, and that of captured ones, which are decodes."""
+        scheduling = self._config.scheduler_config
+        self._reserve("largest step", scheduling.max_num_batched_tokens)
+        if self._captured.most_tokens:
+            self._reserve("captured steps of drafts", scheduling.max_num_rows)
 
     def target_states(self, target: LoadedModel, arguments: dict[str, Any]) -> Tensor:
         """Return the target's hidden states [T, hidden] of a step, and keep those from which drafts continue."""

@@ -138,6 +138,15 @@ class Sampler:
         ranked = [] if values is None else rank(values, tokens[rows], max(counts.values()))
         return PendingTokens(tokens, largest, errors, ranked, counts, prompts, self._platform, self._timer)
 
+    @torch.inference_mode()
+    def run_largest(self, logits: Tensor) -> None:
+        """Do what takes the most memory with logits [n, vocabulary], to measure it; discard the results."""
+        logits = logits.float()
+        self._pipeline.run_largest(logits)
+        chances = logits.softmax(-1)  # log-probabilities need as much
+        if self.kernels is None or self._logprobs_mode.startswith("processed"):
+            chances.sort(-1)  # filters need no more
+
     def _draw(self, logits: Tensor, sampling: Batch, captured: bool) -> tuple[Tensor, Tensor]:
         """Return a token for each row of `logits` [n, vocabulary], int64 [n], and its largest logit."""
         if self.kernels:

@@ -25,6 +25,9 @@ class LogitBias:
             logits[index].index_add_(0, token_ids, values)
         return {}
 
+    def run_largest(self, logits: Tensor) -> None:
+        """Do nothing: single tokens take little memory."""
+
     def observe(self, tokens: Tensor) -> None:
         """Do nothing: the bias doesn't depend on drawn tokens."""
 

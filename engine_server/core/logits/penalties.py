@@ -54,6 +54,12 @@ class Penalties:
             self._places = self._place(list(last.values()))
         return {}
 
+    def run_largest(self, logits: Tensor) -> None:
+        self._token_ids.zero_()
+        rows = torch.arange(min(len(logits), len(self._token_ids)), device=logits.device)
+        longest = self._token_ids.shape[1] - 1
+        self._change(logits, torch.stack([rows, rows]), longest, logits.new_ones(3, len(rows), 1))
+
     def observe(self, tokens: Tensor) -> None:
         rows, kept, lengths = self._places
         self._counts[kept, tokens[rows]] += 1
@@ -72,16 +78,23 @@ class Penalties:
             self._counted[scheduled.row] = scheduled.request, scheduled.end + 1
         self._load_parameters([scheduled.request for _, scheduled in rows])
         places = self._place(rows)
-        own, kept = places[:2].unsqueeze(2)
-        repetition, frequency, presence = self._parameters
         longest = max(scheduled.end for _, scheduled in rows)
+        self._change(logits, places[:2], longest, self._parameters)
+        return places
+
+    def _change(self, logits: Tensor, places: Tensor, longest: int, parameters: Tensor) -> None:
+        """Change rows of logits by the first `longest` tokens of rows of the tables.
+
+        places: int64 [2, n], the rows of the logits and of the tables; parameters: as in `_parameters`.
+        """
+        own, kept = places.unsqueeze(2)
+        repetition, frequency, presence = parameters
         # A token that occurs twice in a request is written twice with the same value.
         tokens = self._token_ids[kept[:, 0], :longest]
         values, seen = logits[own, tokens], self._counts[kept, tokens]
         repeated = torch.where(values > 0, values / repetition, values * repetition)
         times = seen & (IN_PROMPT - 1)
         logits[own, tokens] = repeated - times * frequency - (times > 0) * presence
-        return places
 
     def _count_drafts(self, rows: list[Row]) -> None:
         """Count the draft that each row follows. After a wrong one, all of the request's tokens are counted again."""

@@ -46,6 +46,11 @@ class LogitsPipeline:
                 errors |= processor.apply(logits, own)
         return errors
 
+    def run_largest(self, logits: Tensor) -> None:
+        """Change float32 logits [n, vocabulary] by each processor as for the requests that take the most memory."""
+        for processor in self._processors:
+            processor.run_largest(logits)
+
     def observe(self, tokens: Tensor, rows: list[list[Row]]) -> None:
         """Pass the drawn tokens, int64 [n], to the processors that were applied."""
         for processor, own in zip(self._processors, rows, strict=False):

@@ -24,5 +24,8 @@ class LogitsProcessor(Protocol):
     def apply(self, logits: Tensor, rows: list[Row]) -> dict[int, str]:
         """Change float32 logits [n, vocabulary] in place; return an error for each row that can't be sampled."""
 
+    def run_largest(self, logits: Tensor) -> None:
+        """Change float32 logits [n, vocabulary] as for the requests that take the most memory, to measure it."""
+
     def observe(self, tokens: Tensor) -> None:
         """Take the tokens, int64 [n] on the device, that were drawn after the latest `apply`."""

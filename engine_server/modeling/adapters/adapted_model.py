@@ -21,9 +21,11 @@ from engine_server.modeling.formats.low_rank import (
     StepSlots,
 )
 from engine_server.modeling.formats.weight_format import Cut
+from engine_server.modeling.layers.adapted_router import adapt_router, takes_updates
 from engine_server.modeling.layers.embedding import Embedding
 from engine_server.modeling.layers.gated_experts import WEIGHTS, GatedExperts
 from engine_server.modeling.layers.linear import FusedLinear, Linear
+from engine_server.modeling.layers.weight_layer import original_class
 
 
 class AdaptedLayer(NamedTuple):
@@ -72,7 +74,7 @@ def own_part(pair: LowRankPair | None, cut: Cut | None) -> LowRankPair | None:
 
 
 class AdaptedModel:
-    """The layers of a model that adapters may change: all linear layers and experts of ours, and the token embedding.
+    """The layers of a model that adapters may change: linear layers and experts of ours, routers, the token embedding.
 
     slots: those of the running forward's rows.
     """
@@ -87,15 +89,17 @@ class AdaptedModel:
         self.slots = StepSlots()
         self.max_rank = max_rank
         self._model = type(model).__name__
-        # By the names of their weights, of which experts have several.
+        # By the names of their weights; those of experts and routers end with a number.
         self._layers: dict[str, AdaptedLayer | AdaptedExperts] = {}
-        # The number of experts, by the names of their stacked weights.
-        self.num_experts: dict[str, int] = {}
+        # By the names of parameters that adapters change, the number of weights in each: of experts, or a router's one.
+        self.num_weights: dict[str, int] = {}
         self._num_slots = num_slots
         self._dtype, self._device = model.dtype, model.device
         self._add = add
         # The updates of products of several layers.
         fused: dict[FusedLinear, list[LowRankUpdate]] = {}
+        # By classes of modules, whether they are routers that take updates.
+        routers: dict[type[nn.Module], bool] = {}
         inside = set(body.modules())
         for name, module in model.named_modules():
             if module not in inside or "pooler" in name:
@@ -114,6 +118,12 @@ class AdaptedModel:
                 self._update(module, [LowRankUpdate(0, layer.table)])
             elif isinstance(module, GatedExperts):
                 self._add_experts(name, module)
+            else:
+                kind = original_class(module)
+                if kind not in routers:
+                    routers[kind] = takes_updates(module, add)
+                if routers[kind]:
+                    self._add_router(f"{name}.weight", module)
         for product, updates in fused.items():
             self._update(product, updates)
 
@@ -195,8 +205,16 @@ class AdaptedModel:
             layer = AdaptedExperts(names, shape, cut, partial(self._adapt_experts, experts, weight))
             if experts.fixed_tables:
                 layer.table = layer.adapt()
-            self.num_experts[f"{name}.{weight}"] = len(names)
+            self.num_weights[f"{name}.{weight}"] = len(names)
             self._layers |= dict.fromkeys(names, layer)
+
+    def _add_router(self, name: str, router: nn.Module) -> None:
+        """Add the table of a router, of which every rank has the whole. name: of its weight."""
+        experts, inputs = router.get_parameter("weight").shape
+        table = self._table(inputs, experts)
+        adapt_router(router, table, self.slots, self._add)
+        self.num_weights[name] = 1
+        self._layers[f"{name}.0"] = AdaptedLayer(f"{name}.0", table, (inputs, experts), None)
 
     @torch.inference_mode(False)
     def _adapt_experts(self, experts: GatedExperts, weight: str) -> LowRankTable:

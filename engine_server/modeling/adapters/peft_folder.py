@@ -42,9 +42,9 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "monteclora_config": (None,),
     "velora_config": (None,),
 }
-# The weights of experts that an adapter may change as parameters of their module. PEFT's wrapper of the first is the
-# innermost.
-EXPERT_WEIGHTS = "gate_up_proj", "down_proj"
+# The weights of experts, and of routers, that an adapter may change as parameters of their module. PEFT's wrapper of
+# the first is the innermost.
+PARAMETERS = "gate_up_proj", "down_proj", "weight"
 # What PEFT adds to the name of a module for each wrapper around it.
 WRAPPED = ".base_layer"
 # Initialisations that change the base model's weights, which the adapter is then trained beside.
@@ -65,18 +65,18 @@ class LowRankAdapter(NamedTuple):
 
 
 def read_low_rank_adapter(
-    folder: Path, max_rank: int, max_bytes: int, experts: Mapping[str, int]
+    folder: Path, max_rank: int, max_bytes: int, num_weights: Mapping[str, int]
 ) -> LowRankAdapter:
     """Read the adapter in a folder. Raises AdapterError for one that can't be used.
 
-    max_bytes: files of weights that are larger are not read. experts: the number of experts, by the names of the
-    model's stacked weights that take adapters.
+    max_bytes: files of weights that are larger are not read. num_weights: the number of experts, by the names of the
+    model's stacked weights that take adapters, and 1 for those of routers.
     """
     settings = read_settings(folder)
     check_settings(settings)
     largest = f"an adapter of rank {max_rank}, the engine's max_lora_rank, has"
     digest, tensors = read_weights(folder, max_bytes, largest)
-    return LowRankAdapter(digest, paired(tensors, settings, max_rank, experts))
+    return LowRankAdapter(digest, paired(tensors, settings, max_rank, num_weights))
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
@@ -127,9 +127,10 @@ def check_settings(settings: Mapping[str, Any]) -> None:
         if name in settings and settings[name] not in harmless:
             raise AdapterError(f"{name} is {quote(settings[name])}, which is not supported")
     for target in target_parameters(settings):
-        if target.rpartition(".")[2] not in EXPERT_WEIGHTS:
+        if target.rpartition(".")[2] not in PARAMETERS:
             raise AdapterError(
-                f"target_parameters has {quote(target)}; {' and '.join(EXPERT_WEIGHTS)} of experts are supported"
+                f"target_parameters has {quote(target)}; gate_up_proj and down_proj of experts, and the weight of "
+                "routers are supported"
             )
     start = settings.get("init_lora_weights")
     if isinstance(start, str) and start.startswith(CHANGED_BASE):
@@ -148,9 +149,9 @@ def target_parameters(settings: Mapping[str, Any]) -> list[str]:
 
 
 def paired(
-    tensors: Mapping[str, Tensor], settings: Mapping[str, Any], max_rank: int, experts: Mapping[str, int]
+    tensors: Mapping[str, Tensor], settings: Mapping[str, Any], max_rank: int, num_weights: Mapping[str, int]
 ) -> dict[str, LowRankPair]:
-    """Return the update of each module, and of each expert: after its stacked weight's name its number follows."""
+    """Return the update of each module, and of each weight of a parameter; its number follows the parameter's name."""
     halves: dict[str, dict[str, Tensor]] = {}
     frozen = []
     for key, tensor in tensors.items():
@@ -169,17 +170,22 @@ def paired(
     scaling, targets = Scaling.of(settings), target_parameters(settings)
     pairs: dict[str, LowRankPair] = {}
     for name, own in halves.items():
-        weight = expert_weight(name, targets, experts)
-        if weight is None:
-            pairs[name] = _pair(name, own, scaling, max_rank)
+        parameter = changed_parameter(name, targets, num_weights)
+        if parameter is not None:
+            parts = _of_weights(parameter, own, scaling.rank(parameter), num_weights[parameter])
+            for number, one in enumerate(parts):
+                pairs[f"{parameter}.{number}"] = _pair(parameter, one, scaling, max_rank)
+        elif target := matching_target(f"{name}.weight", targets):
+            raise AdapterError(
+                f"target_parameters has {quote(target)}, and {quote(name)} is no router that takes adapters"
+            )
         else:
-            for number, one in enumerate(_of_experts(weight, own, scaling.rank(weight), experts[weight])):
-                pairs[f"{weight}.{number}"] = _pair(weight, one, scaling, max_rank)
+            pairs[name] = _pair(name, own, scaling, max_rank)
     return pairs
 
 
-def expert_weight(name: str, targets: Sequence[str], experts: Collection[str]) -> str | None:
-    """Return the name of the weight of experts that a wrapped module's update changes; None for another module.
+def changed_parameter(name: str, targets: Sequence[str], parameters: Collection[str]) -> str | None:
+    """Return the name of the parameter that a wrapped module's update changes; None for an update of a module.
 
     PEFT wraps a module once for each of its parameters in `targets`.
     """
@@ -187,24 +193,25 @@ def expert_weight(name: str, targets: Sequence[str], experts: Collection[str]) -
     while module.endswith(WRAPPED):
         module = module.removesuffix(WRAPPED)
     depth = (len(name) - len(module)) // len(WRAPPED)
-    weights = [f"{module}.{weight}" for weight in EXPERT_WEIGHTS]
-    changed = [
-        weight
-        for weight in weights
-        if weight in experts and any(f".{weight}".endswith(f".{target}") for target in targets)
-    ]
+    names = [f"{module}.{parameter}" for parameter in PARAMETERS]
+    changed = [name for name in names if name in parameters and matching_target(name, targets)]
     return changed[-1 - depth] if depth < len(changed) else None
 
 
-def _of_experts(
+def matching_target(parameter: str, targets: Sequence[str]) -> str | None:
+    """Return the first target that ends a parameter's name, or None."""
+    return next((target for target in targets if f".{parameter}".endswith(f".{target}")), None)
+
+
+def _of_weights(
     name: str, halves: Mapping[str, Tensor], rank: int, count: int
 ) -> Iterator[dict[str, Tensor]]:
-    """Yield each expert's part of an update: rows of A follow each other, columns of B alternate."""
+    """Yield each weight's part of an update: rows of A follow each other, columns of B alternate."""
     a, b = halves.get("A"), halves.get("B")
     if a is None or b is None or a.ndim != 2 or b.ndim != 2 or not len(a) == b.shape[1] == rank * count:
         shapes = {letter: list(half.shape) for letter, half in sorted(halves.items())}
         raise AdapterError(
-            f"{quote(name)} has {shapes}; the model has {count} experts, and {CONFIG} rank {rank} for each"
+            f"{quote(name)} has {shapes}; the model has {count} weights there, and {CONFIG} rank {rank} for each"
         )
     for number in range(count):
         yield {"A": a[number * rank : (number + 1) * rank], "B": b[:, number::count]}

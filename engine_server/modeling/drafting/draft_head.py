@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from engine_server.modeling.attention.hook import ForwardContext
-from engine_server.modeling.attention.interface import StepInputs, UnsupportedModelError
+from engine_server.modeling.attention.interface import IntArray, StepInputs, UnsupportedModelError
 from engine_server.modeling.loading.probe import Probe
 from engine_server.modeling.memory.cache_layout import LayerShape
 
@@ -66,19 +66,30 @@ class DraftHead(ABC):
 
         Raises UnsupportedModelError if it would use the cache of another layer.
         """
-        probe, positions, count = Probe(), np.arange(PROBED_TOKENS), np.array([PROBED_TOKENS])
-        row = np.zeros(1, dtype=np.int64)
-        inputs = StepInputs(positions, positions, [positions], row, count, count, [], row)
-        tokens = torch.arange(PROBED_TOKENS, device=self.module.device)
-        width: int = self.module.config.hidden_size
-        hidden = torch.zeros(PROBED_TOKENS, width, dtype=self.module.dtype, device=self.module.device)
-        with ForwardContext(probe).run(inputs):
-            self.states(tokens, tokens, hidden)
+        probe = Probe()
+        self._run(probe, np.arange(PROBED_TOKENS))
         if probe.calls != {self.layer: 1}:
             raise UnsupportedModelError(
                 f"the draft head attends as the layers {sorted(map(str, probe.calls))}, not once as layer {self.layer}"
             )
         return probe.shapes[self.layer]
+
+    @torch.inference_mode()
+    def run_step(self, num_tokens: int, num_logits: int, longest: int) -> None:
+        """Compute a step with sequences of `longest` tokens, and logits of some of them; discard the results."""
+        states = self._run(Probe(), np.resize(np.arange(longest), num_tokens))
+        self.logits(states[:num_logits])
+
+    def _run(self, probe: Probe, positions: IntArray) -> Tensor:
+        """Return the states [T, hidden] of tokens at `positions`; each 0 begins a sequence."""
+        starts = np.flatnonzero(positions == 0)
+        lengths, rows = np.diff(starts, append=len(positions)), np.arange(len(starts))
+        inputs = StepInputs(positions, positions, [positions], starts, lengths, lengths, [], rows)
+        places = torch.from_numpy(positions).to(self.module.device)
+        width: int = self.module.config.hidden_size
+        hidden = torch.zeros(len(positions), width, dtype=self.module.dtype, device=self.module.device)
+        with ForwardContext(probe).run(inputs):
+            return self.states(torch.zeros_like(places), places, hidden)
 
 
 def num_layers(target: PreTrainedModel) -> int:

@@ -12,8 +12,8 @@ from engine_server.modeling.native.library import as_rows
 
 # Elements of a table's rows are padded with zeros to a multiple of this number.
 PADDING = 32
-# Rows of an embedding that are updated at a time, since each reads a copy of its adapter's whole b: captured steps have
-# no more.
+# Rows of an embedding that are updated at a time, since each reads a copy of its adapter's whole b. CUDA graphs have no
+# more; a CPU's programs are recorded with a few rows, and update all of a step's at once.
 GATHERED_ROWS = 512
 
 

@@ -69,8 +69,12 @@ def probe(
     """
     seen, name = Probe(), type(model).__name__
     positions = np.arange(num_tokens) + first_position
-    with refused_by_name(name):
-        output = run(model, seen, positions, device, {})
+
+    def compute(backend: Probe, positions: IntArray) -> Tensor:
+        with refused_by_name(name):
+            return run(model, backend, positions, device, {})
+
+    output = compute(seen, positions)
     layers = config.num_hidden_layers
     seen.check_calls(name, layers, numbered=not encoder)
     if seen.causal != {not encoder}:
@@ -86,7 +90,7 @@ def probe(
                 f"layer {layer} of {name} is of type {kind}, but attends with the window {shapes[layer].window}; "
                 "it would be computed wrongly"
             )
-    if not seen.alibi and torch.equal(output, run(model, Probe(), positions[::-1].copy(), device, {})):
+    if not seen.alibi and torch.equal(output, compute(Probe(), positions[::-1].copy())):
         raise UnsupportedModelError(f"{name} ignores position_ids; it would be computed wrongly")
     return shapes
 

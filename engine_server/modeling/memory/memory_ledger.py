@@ -21,6 +21,7 @@ ADVICE = {
     "draft model": "Use a smaller draft model, or none",
     "draft buffers": "Lower max_num_batched_tokens or max_num_seqs",
     "captured steps": "Lower max_num_seqs, or set enforce_eager",
+    "captured steps of drafts": "Lower max_num_seqs, or set enforce_eager",
     "KV cache": "Lower gpu_memory_utilization, or the setting of the cache's size",
     "KV cache of drafts": "Lower gpu_memory_utilization, or the setting of the cache's size",
 }
@@ -43,6 +44,11 @@ class MemoryLedger:
     def sizes(self) -> dict[str, int]:
         """Return the bytes of each part, by its name in lower case with underscores."""
         return {part.lower().replace(" ", "_"): size for part, size in self._parts.items()}
+
+    @property
+    def measures(self) -> bool:
+        """Return True if the device measures what `running` reserves."""
+        return self.platform.transient_memory() is not None
 
     @contextmanager
     def taking(self, part: str) -> Iterator[list[Tensor]]:
