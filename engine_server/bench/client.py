@@ -64,6 +64,7 @@ class Client:
         if self._api_key:
             # Some servers repeat a wrong key.
             answer.error = answer.error.replace(self._api_key, HIDDEN)
+        answer.error = answer.error[:LONGEST_ERROR]
         return answer
 
     async def _stream(self, turns: Sequence[str], answer: Answer) -> None:
@@ -79,7 +80,7 @@ class Client:
         }
         async with self._session.post(load.base_url + api.path, json=body, headers=self._headers) as response:
             if response.status != 200:
-                answer.error = f"{response.status}: {(await response.text())[:LONGEST_ERROR]}"
+                answer.error = f"{response.status}: {await response.text()}"
                 return
             async for raw in response.content:
                 if raw.startswith(b"data: {"):
@@ -89,7 +90,7 @@ class Client:
 def record(answer: Answer, api: Api, event: dict[str, Any]) -> None:
     """Add an event of the stream to the answer."""
     if "error" in event:
-        answer.error = str(event["error"])[:LONGEST_ERROR]
+        answer.error = str(event["error"])
     choices = event.get("choices") or ()
     text = "".join(map(api.text, choices))
     if text or any(map(api.reasoning, choices)):
