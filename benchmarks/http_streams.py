@@ -29,7 +29,7 @@ import psutil
 import uvloop
 
 from benchmarks.record import save
-from engine_server.bench import percentile
+from engine_server.bench.rows import percentile
 
 READY = re.compile(r"^phase ready ")
 LISTENING = re.compile(r"listening on http://127\.0\.0\.1:(\d+)")

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from engine_server.bench import provenance
+from engine_server.bench.provenance import provenance
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -15,7 +15,7 @@ from itertools import pairwise
 from benchmarks.driving import prompts_of
 from benchmarks.record import save
 from engine_server import AsyncEngineArgs, AsyncLLM, RequestOutputKind, SamplingParams
-from engine_server.bench import percentile
+from engine_server.bench.rows import percentile
 from engine_server.requests.scheduler_stats import SchedulerStats
 from engine_server.telemetry.loggers import StatLoggerBase
 from engine_server.telemetry.stats import IterationStats

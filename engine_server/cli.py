@@ -16,7 +16,7 @@ COMMANDS = {
     "operator": Command("llm_operator.command", "turn LLMDeployments into pods"),
     "up": Command("llm_local.command", "run LLMDeployments on this machine, without a cluster"),
     "fetch": Command("engine_server.models.command", "fetch a model into a local folder and print its path"),
-    "bench": Command("engine_server.bench", "measure any OpenAI-compatible server under load"),
+    "bench": Command("engine_server.bench.command", "measure any OpenAI-compatible server under load"),
 }
 
 

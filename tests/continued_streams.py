@@ -68,6 +68,16 @@ STREAMS = {
         },
     ),
     "responses": (RESPONSES, {"input": "Name three colours.", "max_output_tokens": 8, "temperature": 0}),
+    "responses with a custom tool": (
+        RESPONSES,
+        {
+            "input": "Name three colours.",
+            "max_output_tokens": 40,
+            "temperature": 0,
+            "tools": [{"type": "custom", "name": "paint"}],
+            "tool_choice": "required",
+        },
+    ),
     "completion with log-probabilities": (
         COMPLETIONS,
         {"prompt": "Once upon", "max_tokens": 10, "logprobs": 2, "echo": True, "top_k": 20, "seed": -5},

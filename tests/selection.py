@@ -9,7 +9,7 @@ from pathlib import Path
 HOMES = (
     ("engine_server/contract/", "contract"),
     ("engine_server/router/", "router"),
-    ("engine_server/bench.py", "bench"),
+    ("engine_server/bench/", "bench"),
     ("engine_server/", ""),
     ("operator/llm_operator/", "operator"),
     ("operator/llm_local/", "local"),

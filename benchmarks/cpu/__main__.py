@@ -22,7 +22,10 @@ from typing import Any
 from benchmarks.cpu.libraries import library
 from benchmarks.cpu.servers import fairlead_server, vllm_server
 from benchmarks.record import save
-from engine_server.bench import Load, bench
+from engine_server.bench.arrivals import Clients
+from engine_server.bench.load import Load
+from engine_server.bench.rows import Measurement
+from engine_server.bench.run import bench
 
 TOKENS = 128
 # Output tokens a second of one side with a number of clients, in round number `round`.
@@ -33,7 +36,9 @@ Figures = dict[str, dict[str, float]]
 def over_http(base_url: str) -> Measure:
     def measure(clients: int, round: int) -> float:
         load = Load(base_url, "model", TOKENS, TOKENS, seed=round)
-        (row,) = asyncio.run(bench(load, [clients], requests=max(4, 2 * clients)))
+        rows: list[Measurement] = []
+        asyncio.run(bench(load, [Clients(clients)], rows, count=max(4, 2 * clients)))
+        (row,) = rows
         if row.errors:
             raise SystemExit(f"{base_url}: {row.first_errors}")
         return row.output_tokens_per_second

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
 KEEP_ALIVE = b": keep-alive\n\n"
+# Ends events and comments for the client; a report to the router, which strips it, is one line.
+EVENT_END = b"\n\n"
 
 
 class StreamFormat(Protocol):
@@ -61,8 +63,8 @@ class EventStream(Response):
     """A response that sends events while they happen.
 
     The status is sent with the first event: until then a failure is an ordinary error response, which a router may
-    retry on another replica. After it a failure is an event of its own. A stream without a byte for `keep_alive`
-    seconds gets a comment, and before its first event the status with it.
+    retry on another replica. After it a failure is an event of its own. A stream without a byte for the client for
+    `keep_alive` seconds gets a comment, and before its first event the status with it.
     """
 
     def __init__(
@@ -98,7 +100,7 @@ class EventStream(Response):
                 while not events.ended:
                     if data := await self._encode(await events.next()):
                         await body.write(data)
-                    elif timer.is_due():
+                    if timer.is_due():
                         await body.write(KEEP_ALIVE)
             except Exception as error:  # any: the client must not take a part of an answer for the whole
                 if not body.started:
@@ -114,7 +116,7 @@ class _Body:
         self._send = send
         self._write = write
         self._clock = asyncio.get_running_loop().time
-        # Time of the last write, or of the beginning.
+        # Time of the last write for the client, or of the beginning.
         self.written_at = self._clock()
         self.started = False
 
@@ -122,7 +124,8 @@ class _Body:
         if not self.started:
             await self._start()
         await self._write(data)
-        self.written_at = self._clock()
+        if EVENT_END in data:
+            self.written_at = self._clock()
 
     async def end(self, data: bytes) -> None:
         if not self.started:
@@ -137,7 +140,7 @@ class _Body:
 
 
 class _IdleTimer:
-    """Calls `wake` whenever nothing was written for `seconds`. A write costs it nothing."""
+    """Calls `wake` whenever nothing was written for the client for `seconds`. A write costs it nothing."""
 
     def __init__(self, body: _Body, seconds: float, wake: Callable[[], None]) -> None:
         self._body = body
@@ -147,7 +150,7 @@ class _IdleTimer:
         self._handle = self._loop.call_later(seconds, self._check)
 
     def is_due(self) -> bool:
-        """Return True if nothing was written for so long."""
+        """Return True if nothing was written for the client for so long."""
         return self._loop.time() - self._body.written_at >= self._seconds
 
     def stop(self) -> None:

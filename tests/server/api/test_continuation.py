@@ -15,6 +15,7 @@ TEXTS = {
     "chat with a schema": '{"colour": "red"}',
     "chat with a tool call": '<tool_call>\n{"name": "paint", "arguments": {"colour": "red"}}\n</tool_call>',
     "messages with a tool call": '<tool_call>\n{"name": "paint", "arguments": {"colour": "red"}}\n</tool_call>',
+    "responses with a custom tool": '<tool_call>\n{"name": "paint", "arguments": {"input": "red"}}\n</tool_call>',
     "completion with parts of characters": "語 🎉",
 }
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from waiting import until_async
 
+from engine_server.contract.continuation import TokenReport
 from engine_server.contract.errors import ErrorCode
 from engine_server.server.http.chunks import CHUNKS
 from engine_server.server.http.errors import ApiError
@@ -80,6 +81,17 @@ async def test_idle_stream_gets_its_status_and_comments_before_the_first_event()
     assert [message.get("more_body") for message in client.messages[1:]] == [True] * (
         len(client.messages) - 2
     ) + [False]
+
+
+async def test_reports_to_the_router_do_not_stand_for_a_comment_to_the_client() -> None:
+    client = Client(keep_alive=0.05)
+    report = TokenReport(seed=1, token_ids=[7]).encode()
+    async with asyncio.timeout(30):
+        while KEEP_ALIVE not in client.body:
+            client.source.put(report)
+            await asyncio.sleep(0)
+    client.source.put(None)
+    await client.task
 
 
 async def test_failure_before_the_first_byte_is_raised_and_sends_nothing() -> None:

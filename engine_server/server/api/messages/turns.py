@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import groupby
+from collections.abc import Iterable, Sequence
+from itertools import groupby, takewhile
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -49,24 +49,31 @@ def media_in(messages: list[Message]) -> list[MediaUse]:
 
 
 def template_messages(system: list[TextBlock], messages: list[Message]) -> list[dict[str, Any]]:
-    """Return the conversation's turns. Consecutive messages of one role are one turn, as in Anthropic's API."""
-    instructions = [block for block in system if not block.text.startswith(BILLING_HEADER)]
-    turns: list[dict[str, Any]] = []
-    if instructions:
-        turns.append({"role": "system", "content": join_text(instructions)})
+    """Return the conversation's turns. Consecutive messages of one role are one turn, as in Anthropic's API.
+
+    Messages of the system at the beginning join the system's turn. A later one is a part of the user's turn in its
+    place: some templates refuse it, and moved to the beginning it would change the prefix of every prompt after it.
+    """
+    opening = list(takewhile(lambda message: message.role == "system", messages))
     names = {
         block.id: block.name
         for message in messages
         for block in message.content
         if isinstance(block, ToolUseBlock)
     }
-    for role, group in groupby(messages, key=lambda message: message.role):
-        blocks = [block for message in group for block in message.content]
-        if role == "assistant":
-            turns.append(assistant_turn(blocks))
+    instructions = [block for block in system if not block.text.startswith(BILLING_HEADER)]
+    turns = input_turns("system", [*instructions, *blocks_of(opening)], names)
+    conversation = messages[len(opening) :]
+    for of_assistant, group in groupby(conversation, key=lambda message: message.role == "assistant"):
+        if of_assistant:
+            turns.append(assistant_turn(blocks_of(group)))
         else:
-            turns += input_turns(role, blocks, names)
+            turns += input_turns("user", blocks_of(group), names)
     return turns
+
+
+def blocks_of(messages: Iterable[Message]) -> list[Block]:
+    return [block for message in messages for block in message.content]
 
 
 def assistant_turn(blocks: list[Block]) -> dict[str, Any]:

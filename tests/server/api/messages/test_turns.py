@@ -47,6 +47,17 @@ def test_billing_header_of_a_coding_agent_is_left_out() -> None:
     assert turns([user("Hi")], system=system).messages[0]["content"] == "Be brief."
 
 
+def test_messages_of_the_system_join_its_turn_at_the_beginning_and_the_users_later() -> None:
+    note = {"role": "system", "content": "Agents: Explore."}
+    found = turns([note, user("a"), note, assistant("b"), note, user("c")], system="Be brief.")
+    assert found.messages == [
+        {"role": "system", "content": "Be brief.\nAgents: Explore."},
+        {"role": "user", "content": "a\nAgents: Explore."},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "Agents: Explore.\nc"},
+    ]
+
+
 def test_consecutive_messages_of_one_role_are_one_turn() -> None:
     assert turns([user("a"), user([text("b"), text("c")])]).messages == [
         {"role": "user", "content": "a\nb\nc"}

@@ -201,20 +201,35 @@ def test_choice_of_a_tool_is_found_by_its_names(
     assert answer.json["output"][0]["type"].endswith("_call")
 
 
-def test_agent_calls_tools_of_each_kind_and_answers(
+def test_session_of_three_turns_with_calls_and_a_screenshot(
     scripted: LocalServer, scripted_client: openai.OpenAI
 ) -> None:
+    screenshot = {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo="}
     turns: list[Any] = list(REQUEST["input"])
-    for text, kind in (
-        (call("agents__exec_command", cmd="ls"), "function_call_output"),
-        (call("apply_patch", input=PATCH), "custom_tool_call_output"),
-    ):
+
+    def ask(text: str) -> list[Any]:
+        """Ask the model, which answers with the text; return the items of its answer."""
         with scripted.saying(text):
-            response = scripted_client.responses.create(**REQUEST | {"input": turns})
-        turns += [item.model_dump(exclude_none=True) for item in response.output]
-        turns.append({"type": kind, "call_id": turns[-1]["call_id"], "output": "Done"})
-    with scripted.saying("Fixed."):
-        assert scripted_client.responses.create(**REQUEST | {"input": turns}).output_text == "Fixed."
+            *_, completed = scripted_client.responses.create(**REQUEST | {"input": turns, "stream": True})
+        assert completed.type == "response.completed"
+        turns.extend(item.model_dump(exclude_none=True) for item in completed.response.output)
+        return completed.response.output
+
+    for text, kind, output in (
+        ("I look.\n" + call("agents__exec_command", cmd="ls"), "function_call_output", "a.png"),
+        (call("exec_command", cmd="view a.png"), "function_call_output", [screenshot]),
+        (call("apply_patch", input=PATCH), "custom_tool_call_output", "Done"),
+    ):
+        *_, called = ask(text)
+        turns.append({"type": kind, "call_id": called.call_id, "output": output})
+        (answer,) = ask("Fixed.")
+        assert answer.content[0].text == "Fixed."
+        question = [{"type": "input_text", "text": "And now?"}]
+        turns.append({"type": "message", "role": "user", "content": question})
+
+    last = scripted.post(RESPONSES, REQUEST_BODY | {"input": turns, "max_output_tokens": 1})
+    assert "input.8.output.0 (input_image)" in last.headers["x-fairlead-ignored"]
     prompt = scripted.host.model.tokenizer.decode(scripted.core.requests[-1].prompt_token_ids)  # type: ignore[union-attr]
     assert '{"name": "agents__exec_command", "arguments": {"cmd": "ls"}}' in prompt
     assert json.dumps({"input": PATCH}, ensure_ascii=False) in prompt
+    assert "[image omitted]" in prompt

@@ -1,0 +1,1 @@
+"""`fairlead bench`: measure any OpenAI-compatible server under load, with percentiles and a saved result."""
