@@ -16,6 +16,9 @@ LOAD_FIELD = re.compile(
     rb"running=(\d{1,9}), waiting=(\d{1,9}), room=(\d{1,9}), kv=(0(?:\.\d{1,9})?|1(?:\.0{1,9})?)"
     rb"(?:, context=(\d{1,9}))?(?:, .*)?"
 )
+# The path by which engines say whether they take requests, and those of other makes have one of their own.
+READY_PATH = "/ready"
+PATH_PATTERN = re.compile(r"/[!-~]*")
 # A longer `Fairlead-Model` is not an engine's.
 MAX_FINGERPRINT_BYTES = 128
 # A prompt without a first token adds to the load as one more request per so many bytes, about 4,000 tokens. A power of
@@ -99,6 +102,13 @@ def parse_engine_address(text: str) -> EngineAddress:
         raise ValueError(f"an endpoint is http://HOST:PORT or {SCHEME}/PATH, not {text!r}") from None
 
 
+def parse_ready_path(text: str) -> str:
+    """Return a path with its query, if it has one. Raises ValueError for what can't be in the line of a request."""
+    if not PATH_PATTERN.fullmatch(text):
+        raise ValueError(f"a path of readiness begins with / and has no spaces, unlike {text!r}")
+    return text
+
+
 class ReportedLoad(NamedTuple):
     """The load that an engine reports of itself, whichever routers its requests come from."""
 
@@ -141,6 +151,7 @@ class Endpoint:
         "full_until",
         "in_flight",
         "last_used",
+        "ready_path",
         "recent_ejections",
         "refused",
         "reported_at",
@@ -150,6 +161,8 @@ class Endpoint:
     def __init__(self, deployment: Key, address: EngineAddress) -> None:
         self.deployment = deployment
         self.address = address
+        # It takes requests while it answers 200 at this path.
+        self.ready_path = READY_PATH
         # Requests that were sent to it and have not ended.
         self.in_flight = 0
         # Those, and their prompts without a first token as a part of a request.
