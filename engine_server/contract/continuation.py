@@ -4,7 +4,8 @@ With the request header `Fairlead-Report-Tokens: 1` an engine writes a report, a
 each step adds to a stream. The router strips it, and forwards the events of a report together or not at all. When the
 engine is lost, the router sends the same body again, with the field `fairlead`, the header `Fairlead-Resume: 1`, and
 the first report's cached tokens in `Fairlead-Stream`, so that the usage is the same.
-The next engine sends the events that follow, byte for byte. Only streams of one choice are reported.
+The next engine sends the events that follow, byte for byte. Only streams of one choice can be continued: of others
+the last report alone is sent, without tokens, before the end of the stream.
 """
 
 import re
@@ -58,6 +59,8 @@ class TokenReport(msgspec.Struct, frozen=True, omit_defaults=True):
     created: Timestamp | None = None
     # Prompt tokens found in the prefix cache; only in the first report.
     cached_tokens: Count | None = None
+    # The length of the prompt; only in the first report.
+    prompt_tokens: Count | None = None
     # Only in the last report.
     usage: ReportedUsage | None = None
 

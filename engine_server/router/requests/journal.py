@@ -45,10 +45,13 @@ class Journal(msgspec.Struct):
     id: str = ""
     created: int = 0
     seed: int = 0
-    # None if the first report has none.
+    # None if the first report has none, as those of 0.2.0.
     cached_tokens: int | None = None
+    prompt_tokens: int | None = None
     # Of all reports whose events were forwarded.
     token_ids: "array[int]" = msgspec.field(default_factory=lambda: array("q"))
+    # Number of further ones, which are not kept.
+    num_forgotten: int = 0
     # Number of events that were forwarded. Comments don't count.
     events: int = 0
     # Known at the end of the stream.
@@ -74,6 +77,18 @@ class Journal(msgspec.Struct):
         resumable = self.complete and self.resumes < MAX_RESUMES and known
         return StreamState(self.begun, resumable, self.fingerprint)
 
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens in all reports whose events were forwarded."""
+        return len(self.token_ids) + self.num_forgotten
+
+    @property
+    def known_usage(self) -> ReportedUsage | None:
+        """The tokens of prompt and answer so far, or of the whole stream at its end; None if they are not known."""
+        if self.usage is not None or self.prompt_tokens is None:
+            return self.usage
+        return ReportedUsage(self.prompt_tokens, self.num_tokens)
+
     def resume(self) -> None:
         """Prepare for another engine, after the last one failed. The stream must be resumable."""
         self.resumes += 1
@@ -85,7 +100,7 @@ class Journal(msgspec.Struct):
         """Record a report whose events are forwarded."""
         if not self.events and report.id is not None:
             self.id, self.created, self.seed = report.id, report.created or 0, report.seed
-            self.cached_tokens = report.cached_tokens
+            self.cached_tokens, self.prompt_tokens = report.cached_tokens, report.prompt_tokens
         self.events += report.events
         if report.usage is not None:
             self.usage = report.usage
@@ -95,6 +110,8 @@ class Journal(msgspec.Struct):
             count = len(self.token_ids)
             if count > MAX_TOKENS or (count > FREE_TOKENS and not self.cover(0)):
                 self.forgo()
+        else:
+            self.num_forgotten += len(report.token_ids)
 
     def record_unreported(self) -> None:
         """Record an event that no report covers: the engine doesn't report this stream's tokens."""
@@ -113,6 +130,7 @@ class Journal(msgspec.Struct):
     def forgo(self) -> None:
         """Keep no tokens any more: the stream can't be resumed."""
         self.complete = False
+        self.num_forgotten += len(self.token_ids)
         del self.token_ids[:]
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from engine_server.contract import headers
-from engine_server.contract.continuation import ROUTER_FIELD, Resume, RouterFields
+from engine_server.contract.continuation import ROUTER_FIELD, Resume, RouterFields, TokenReport
 from engine_server.contract.errors import ErrorCode
 from engine_server.server.http.errors import ApiError
+
+if TYPE_CHECKING:
+    from engine_server.requests.prompts import TokensPrompt
+    from engine_server.server.generation.plan import AnswerRequest
 
 
 def resumed_stream(
@@ -40,3 +44,11 @@ def refuse_continuation() -> ApiError:
     """Return the error for a request that continues what is no stream of one sampled choice."""
     message = "only a stream of one choice can be continued"
     return ApiError(400, message, param=ROUTER_FIELD, code=ErrorCode.INVALID_VALUE)
+
+
+def first_report(request: AnswerRequest, prompts: Sequence[TokensPrompt]) -> TokenReport | None:
+    """Return the beginning of the first report of a stream with one prompt; None if its tokens are not reported."""
+    if request.report is None:
+        return None
+    (prompt,) = prompts
+    return msgspec.structs.replace(request.report, prompt_tokens=len(prompt["prompt_token_ids"]))

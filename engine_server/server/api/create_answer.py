@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from engine_server.contract.headers import MODEL
 from engine_server.server.api import ignored as ignored_parts
+from engine_server.server.api.continuation import first_report
 from engine_server.server.api.generation_request import GenerationRequest
 from engine_server.server.api.models import served_model
 from engine_server.server.api.plan_answer import plan_answer
@@ -14,7 +15,8 @@ from engine_server.server.api.read_request import prompt_source, read_request
 from engine_server.server.generation.generation import Generation
 from engine_server.server.generation.plan import AnswerIdentity
 from engine_server.server.generation.prompts import tokenize
-from engine_server.server.generation.render import Renderer, stream_answer, whole_answer
+from engine_server.server.generation.render import Renderer, StreamEncoder, whole_answer
+from engine_server.server.http.event_stream import EventStream
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -39,8 +41,10 @@ async def create_answer(
     plan = plan_answer(model, request, prompts)
     generation = Generation(model.engine, plan)
     renderer = new_renderer(model, body, request.identity)
+    answer: Response
     if request.streams:
-        answer = stream_answer(generation, renderer, model.settings.sse_keep_alive_interval, request.report)
+        encoder = StreamEncoder(renderer, first_report(request, prompts), reports_usage=request.reports_usage)
+        answer = EventStream(generation, encoder.encode, encoder, model.settings.sse_keep_alive_interval)
     else:
         answer = await whole_answer(generation, renderer)
     answer.headers[MODEL] = request.identity.fingerprint

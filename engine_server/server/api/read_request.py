@@ -56,8 +56,8 @@ def read_request(model: LoadedModel, body: GenerationRequest, headers: Mapping[s
         model=served.name,
         fingerprint=served.fingerprint,
     )
-    report = None
-    if continuable and reports_tokens(headers):
+    report, reports = None, body.streams and reports_tokens(headers)
+    if reports and continuable:
         assert params.seed is not None
         report = TokenReport(params.seed, id=identity.id, created=identity.created)
     return AnswerRequest(
@@ -78,6 +78,7 @@ def read_request(model: LoadedModel, body: GenerationRequest, headers: Mapping[s
         resume=resume,
         resumed_cached_tokens=parse_stream_header(headers.get(STREAM, "")) if resume else None,
         report=report,
+        reports_usage=reports and not continuable,
     )
 
 

@@ -16,7 +16,7 @@ from engine_server.server.api import openapi
 from engine_server.server.api.chat.input import ChatInput
 from engine_server.server.api.generation_request import ApiRequest, parse_request
 from engine_server.server.api.models import served_model
-from engine_server.server.api.openai_answer import json_response
+from engine_server.server.api.openai_answer import tokenizer_response
 from engine_server.server.api.tokenizer import require_tokenizer
 from engine_server.server.generation.prompts import run_by_size, tokenize_chat
 from engine_server.server.http.errors import ApiError
@@ -74,14 +74,14 @@ def routes(host: EngineHost) -> APIRouter:
     async def post_tokenize(request: Request) -> Response:
         body = parse_request(TokenizeRequest, await request.body())
         served_model(host.model, body.model, request.headers)
-        return json_response(await tokenize(host.model, body))
+        return tokenizer_response(await tokenize(host.model, body))
 
     @router.post("/detokenize", response_model=None)
     @openapi.body(DetokenizeRequest, Detokenized)
     async def post_detokenize(request: Request) -> Response:
         body = parse_request(DetokenizeRequest, await request.body())
         served_model(host.model, body.model, request.headers)
-        return json_response(await detokenize(host.model, body))
+        return tokenizer_response(await detokenize(host.model, body))
 
     if host.settings.enable_tokenizer_info_endpoint:
 

@@ -62,6 +62,8 @@ class AnswerRequest:
     resumed_cached_tokens: int | None = None
     # The answer's id, creation time and seed, if its tokens are reported to the router.
     report: TokenReport | None = None
+    # The router wants to know the usage of a stream whose tokens are not reported.
+    reports_usage: bool = False
 
     @property
     def choices_per_prompt(self) -> int:

@@ -1,5 +1,6 @@
 """The record of a stream, and the body of the request that continues it."""
 
+import msgspec
 import pytest
 
 from engine_server.contract.continuation import ReportedUsage, TokenReport
@@ -36,6 +37,16 @@ def test_request_to_continue_a_stream_has_the_cached_tokens_of_the_first_report(
 
     assert b"Fairlead-Stream: cached=16\r\n" in head
     assert b"Fairlead-Stream" not in of_earlier_release
+
+
+def test_tokens_that_are_not_kept_are_counted_and_known_with_the_prompt_of_the_first_report():
+    journal = recorded(msgspec.structs.replace(FIRST, prompt_tokens=9))
+    journal.forgo()
+    journal.record(TokenReport(seed=-7, token_ids=[3, 4], events=1))
+
+    assert journal.num_tokens == 4
+    assert journal.known_usage == ReportedUsage(9, 4)
+    assert recorded(FIRST).known_usage is None
 
 
 def test_stream_whose_last_report_was_forwarded_has_ended_and_is_not_resumable():

@@ -7,7 +7,7 @@ import pytest
 from continued_streams import COMPLETIONS, REPORT, STREAMS, begin, groups_of, resume
 
 from engine_server.contract import headers
-from engine_server.contract.continuation import REPORT_PREFIX, stream_header
+from engine_server.contract.continuation import REPORT_PREFIX, TokenReport, stream_header
 
 COLOURS = "Red, green and blue."
 TEXTS = {
@@ -58,13 +58,48 @@ def test_reported_tokens_are_those_of_the_answer(scripted: Any) -> None:
     assert whole.headers[headers.USAGE.lower()] == f"prompt={usage.prompt_tokens}, completion=9"
 
 
-@pytest.mark.parametrize("fields", [{"n": 2}, {"prompt": ["a", "b"]}, {"stream": False}])
-def test_answers_that_cannot_be_continued_have_no_reports_and_are_not_resumed(
-    scripted: Any, fields: dict[str, Any]
+# Of streams that can't be continued.
+UNCONTINUABLE: dict[str, dict[str, Any]] = {
+    "several choices": {"n": 2},
+    "several prompts": {"prompt": ["a", "b c"]},
+    "beam search": {"n": 2, "use_beam_search": True},
+    "prompt alone": {"echo": True, "max_tokens": 0},
+}
+
+
+@pytest.mark.parametrize("name", UNCONTINUABLE)
+def test_stream_that_cannot_be_continued_reports_its_usage_before_its_end_and_nothing_else(
+    scripted: Any, name: str
 ) -> None:
+    body = {"model": "smollm2", "prompt": "a", "max_tokens": 2, **UNCONTINUABLE[name]}
+    with scripted.saying(COLOURS):
+        whole = scripted.request("POST", COMPLETIONS, body)
+        stream = scripted.request("POST", COMPLETIONS, body | {"stream": True}, REPORT)
+
+    events, _, end = stream.body.partition(REPORT_PREFIX)
+    line, _, end = end.partition(b"\n")
+    report = TokenReport.decode(REPORT_PREFIX + line)
+    assert events.startswith(b"data: ") and end == b"data: [DONE]\n\n"
+    assert report.usage is not None and report.usage.header() == whole.headers[headers.USAGE.lower()]
+    assert report.usage.prompt_tokens > 0
+    assert (report.id, report.token_ids, report.events) == (None, [], 1)
+
+
+def test_first_report_has_the_length_of_the_prompt(scripted: Any) -> None:
+    _, groups = begin(scripted, "chat")
+
+    usage = groups[-1].report.usage
+    assert usage is not None
+    assert [group.report.prompt_tokens for group in groups] == [usage.prompt_tokens] + [None] * (
+        len(groups) - 1
+    )
+
+
+@pytest.mark.parametrize("fields", [{"n": 2}, {"prompt": ["a", "b"]}, {"stream": False}])
+def test_answers_that_cannot_be_continued_are_not_resumed(scripted: Any, fields: dict[str, Any]) -> None:
     body = {"model": "smollm2", "prompt": "a", "max_tokens": 2, "stream": True, **fields}
     answer = scripted.request("POST", COMPLETIONS, body, REPORT)
-    assert answer.status == 200 and REPORT_PREFIX not in answer.body
+    assert answer.status == 200
     resume = {"id": "cmpl-1", "created": 1, "seed": 1, "token_ids": [], "events": 0}
     resume["model"] = answer.headers[headers.MODEL.lower()]
     refused = scripted.request(

@@ -12,7 +12,7 @@ from engine_server.server.api.create_answer import count_tokens, create_answer
 from engine_server.server.api.generation_request import parse_request
 from engine_server.server.api.messages.renderer import MessagesRenderer
 from engine_server.server.api.messages.request import CountTokensRequest, MessagesRequest
-from engine_server.server.api.openai_answer import json_response
+from engine_server.server.api.openai_answer import tokenizer_response
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -41,7 +41,7 @@ def routes(host: EngineHost) -> APIRouter:
     @openapi.body(CountTokensRequest, TokenCount)
     async def post_count_tokens(request: Request) -> Response:
         body = parse_request(CountTokensRequest, await request.body())
-        return json_response(TokenCount(await count_tokens(host.model, body, request.headers)))
+        return tokenizer_response(TokenCount(await count_tokens(host.model, body, request.headers)))
 
     return router
 
