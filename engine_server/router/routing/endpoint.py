@@ -156,6 +156,7 @@ class Endpoint:
         "refused",
         "reported_at",
         "reported_load",
+        "stream_settings",
     )
 
     def __init__(self, deployment: Key, address: EngineAddress) -> None:
@@ -183,6 +184,8 @@ class Endpoint:
         # The hashes of all that a continued stream depends on, as the engine reported them (`Fairlead-Model`): by
         # adapter, and with the key "" that of the model itself.
         self.fingerprints: dict[str, bytes] = {}
+        # The hash of the settings of its streams (`Fairlead-Stream`); empty for engines up to 0.2.0.
+        self.stream_settings = b""
         self.reported_load = ReportedLoad()
         # Time of the last report of the load, 0.0 before the first.
         self.reported_at = 0.0
@@ -229,13 +232,18 @@ class Endpoint:
         self.in_flight -= 1
         self._own_load -= 1.0 + prompt_bytes / BYTES_PER_REQUEST
 
-    def record_report(self, fingerprint: bytes | None, load: bytes | None, adapter: str = "") -> bool:
-        """Record the fields `Fairlead-Model` and `Fairlead-Load` of an answer by the model or by an adapter.
+    def record_report(
+        self, fingerprint: bytes | None, load: bytes | None, adapter: str = "", settings: bytes = b""
+    ) -> bool:
+        """Record the fields `Fairlead-Model`, `Fairlead-Load` and `Fairlead-Stream` of an answer.
+
+        adapter: the one that answered; empty: the model itself.
 
         Return False if the load is not valid: the last report stays.
         """
         if fingerprint and len(fingerprint) <= MAX_FINGERPRINT_BYTES:
             self.fingerprints[adapter] = fingerprint
+            self.stream_settings = settings
         if load is None:
             return True
         if load != self._load_field:

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from engine_server.contract import headers
-from engine_server.contract.continuation import ROUTER_FIELD, Resume, RouterFields, TokenReport
+from engine_server.contract.continuation import (
+    ROUTER_FIELD,
+    Resume,
+    RouterFields,
+    StreamTerms,
+    TokenReport,
+    prompt_hash,
+)
 from engine_server.contract.errors import ErrorCode
 from engine_server.server.http.errors import ApiError
 
@@ -33,11 +40,31 @@ def resumed_stream(
             400, f"{ROUTER_FIELD}: {error}", param=ROUTER_FIELD, code=ErrorCode.INVALID_VALUE
         ) from None
     if resume.model != fingerprint:
-        message = "the stream was begun by another model, dtype or kind of device"
-        raise ApiError(
-            409, message, param=ROUTER_FIELD, code=ErrorCode.MODEL_MISMATCH, fingerprint=fingerprint
-        )
+        raise mismatch("the stream was begun by another model, dtype or kind of device", fingerprint)
     return resume
+
+
+def check_settings(terms: StreamTerms, settings: str, fingerprint: str) -> None:
+    """Raise ApiError 409 for a stream that was begun with other settings.
+
+    fingerprint: that of the model that answers.
+    """
+    if terms.settings not in (None, settings):
+        raise mismatch("the stream was begun with other defaults, parsers or rendering", fingerprint)
+
+
+def check_prompt(request: AnswerRequest, prompts: Sequence[TokensPrompt]) -> None:
+    """Raise ApiError 409 for a stream whose prompt had other tokens at the engine that began it."""
+    if request.terms.prompt_hash is None:
+        return
+    (prompt,) = prompts
+    if prompt_hash(prompt["prompt_token_ids"]) != request.terms.prompt_hash:
+        raise mismatch("the prompt has other tokens here", request.identity.fingerprint)
+
+
+def mismatch(message: str, fingerprint: str) -> ApiError:
+    """Return the error for a stream that this engine can't continue. fingerprint: that of the model that answers."""
+    return ApiError(409, message, param=ROUTER_FIELD, code=ErrorCode.MODEL_MISMATCH, fingerprint=fingerprint)
 
 
 def refuse_continuation() -> ApiError:
@@ -51,4 +78,7 @@ def first_report(request: AnswerRequest, prompts: Sequence[TokensPrompt]) -> Tok
     if request.report is None:
         return None
     (prompt,) = prompts
-    return msgspec.structs.replace(request.report, prompt_tokens=len(prompt["prompt_token_ids"]))
+    token_ids = prompt["prompt_token_ids"]
+    return msgspec.structs.replace(
+        request.report, prompt_tokens=len(token_ids), prompt_hash=prompt_hash(token_ids)
+    )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from engine_server.contract.headers import MODEL
 from engine_server.server.api import ignored as ignored_parts
-from engine_server.server.api.continuation import first_report
+from engine_server.server.api.continuation import check_prompt, first_report
 from engine_server.server.api.generation_request import GenerationRequest
 from engine_server.server.api.models import served_model
 from engine_server.server.api.plan_answer import plan_answer
@@ -37,7 +37,8 @@ async def create_answer(
     new_renderer: makes the renderer of the API.
     """
     request = read_request(model, body, headers)
-    prompts = await tokenize(model.engine, request.source)
+    prompts = await tokenize(model.engine, request.source, request.identity.created)
+    check_prompt(request, prompts)
     plan = plan_answer(model, request, prompts)
     generation = Generation(model.engine, plan)
     renderer = new_renderer(model, body, request.identity)

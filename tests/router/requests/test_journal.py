@@ -27,15 +27,20 @@ def test_journal_has_the_tokens_and_events_of_all_reports_and_the_identity_of_th
     assert (journal.events, journal.id, journal.created, journal.seed) == (5, "chatcmpl-1", 5, -7)
 
 
-def test_request_to_continue_a_stream_has_the_cached_tokens_of_the_first_report():
-    counted = TokenReport(seed=-7, token_ids=[1], events=1, id="chatcmpl-1", created=5, cached_tokens=16)
+def test_request_to_continue_a_stream_has_the_terms_of_its_beginning():
+    prompt, settings = "a" * 32, b"b" * 32
+    counted = TokenReport(
+        -7, [1], 1, id="chatcmpl-1", created=5, cached_tokens=16, prompt_tokens=20, prompt_hash=prompt
+    )
     uncounted = TokenReport(-7, [4], 1)
     request = Request(b"POST", b"/v1/completions", b"", {}, b"{}", http11=True, last=False, id=b"one")
 
-    head = resume_message(request, b"", recorded(counted, uncounted))[0]
+    journal = recorded(counted, uncounted)
+    journal.settings = settings
+    head = resume_message(request, b"", journal)[0]
     of_earlier_release = resume_message(request, b"", recorded(FIRST, uncounted))[0]
 
-    assert b"Fairlead-Stream: cached=16\r\n" in head
+    assert b"Fairlead-Stream: cached=16, prompt=%b, settings=%b\r\n" % (prompt.encode(), settings) in head
     assert b"Fairlead-Stream" not in of_earlier_release
 
 
