@@ -137,10 +137,18 @@ def resume(
     server: Any, name: str, whole: Answer, groups: Sequence[Group], stream: str | None = None
 ) -> list[Group]:
     """Return the groups that follow some of a whole stream. stream: the value of `Fairlead-Stream`."""
+    rest = ask_to_resume(server, name, whole, groups, stream)
+    assert rest.status == 200, rest.body
+    return groups_of(rest.body)
+
+
+def ask_to_resume(
+    server: Any, name: str, whole: Answer, groups: Sequence[Group], stream: str | None = None
+) -> Answer:
+    """Return the answer to the request that continues a stream, or is refused."""
     path, fields = STREAMS[name]
     body = {"model": "smollm2", "stream": True, **fields}
     body["fairlead"] = resume_after(groups, whole.headers[headers.MODEL.lower()])
     received = REPORT | {headers.RESUME: "1"} | ({headers.STREAM: stream} if stream else {})
-    rest = server.request("POST", path, body, received)
-    assert rest.status == 200, rest.body
-    return groups_of(rest.body)
+    answer: Answer = server.request("POST", path, body, received)
+    return answer

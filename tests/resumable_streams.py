@@ -2,7 +2,7 @@
 
 import json
 
-from engine_server.contract.continuation import ReportedUsage, TokenReport
+from engine_server.contract.continuation import ReportedUsage, StreamTerms, TokenReport
 
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
@@ -22,10 +22,15 @@ class Stream:
     time that it is due.
     """
 
-    def __init__(self, *fails, failure=None, model=b"weights-1", reports=True):
+    def __init__(self, *fails, failure=None, model=b"weights-1", settings=b"", prompt=None, reports=True):
+        """settings: the hash of its streams' settings; empty as of 0.2.0. prompt: that of the prompt's tokens."""
         self.fails = set(fails)
         self.failure = failure or reset
         self.model = model
+        self.settings = settings
+        self.prompt = prompt
+        # Number of streams that it has continued.
+        self.continued = 0
         self.reports = reports
 
     async def __call__(self, engine, request, writer):
@@ -33,13 +38,21 @@ class Stream:
         if request.header("Fairlead-Resume") == "1":
             resume = json.loads(request.body)["fairlead"]["resume"]
             if resume["model"].encode() != self.model:
-                refuse(writer, 409, "model_mismatch", self.model)
+                refuse(writer, 409, "model_mismatch", self.model, self.settings)
                 return
+            terms = StreamTerms.parse_header(request.header("Fairlead-Stream") or "")
+            if self.settings and (
+                terms.settings not in (None, self.settings.decode())
+                or terms.prompt_hash not in (None, self.prompt)
+            ):
+                refuse(writer, 409, "model_mismatch", self.model, self.settings)
+                return
+            self.continued += 1
             assert resume["token_ids"] == [100 + number for number in range(resume["events"])]
             assert (resume["id"], resume["created"], resume["seed"]) == ("chatcmpl-1", 7, 42)
         writer.write(
-            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nFairlead-Model: %b\r\n"
-            b"Transfer-Encoding: chunked\r\n\r\n" % self.model
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nFairlead-Model: %b\r\n%b"
+            b"Transfer-Encoding: chunked\r\n\r\n" % (self.model, settings_line(self.settings))
         )
         start = resume["events"] if resume else 0
         for number in range(start, 6):
@@ -58,7 +71,7 @@ class Stream:
     def write(self, writer, number, first):
         report = b""
         if self.reports:
-            identity = {"id": "chatcmpl-1", "created": 7} if first else {}
+            identity = {"id": "chatcmpl-1", "created": 7, "prompt_hash": self.prompt} if first else {}
             report = TokenReport(42, [100 + number], 1, **identity).encode()
         chunk(writer, report + event(number))
 
@@ -67,11 +80,15 @@ def chunk(writer, data: bytes) -> None:
     writer.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
-def refuse(writer, status: int, code: str, model: bytes = b"weights-1") -> None:
+def settings_line(settings: bytes) -> bytes:
+    return b"Fairlead-Stream: %b\r\n" % settings if settings else b""
+
+
+def refuse(writer, status: int, code: str, model: bytes = b"weights-1", settings: bytes = b"") -> None:
     body = json.dumps({"error": {"message": code, "type": "t", "param": None, "code": code}}).encode()
     writer.write(
-        b"HTTP/1.1 %d Refused\r\nFairlead-Model: %b\r\nContent-Length: %d\r\n\r\n%b"
-        % (status, model, len(body), body)
+        b"HTTP/1.1 %d Refused\r\nFairlead-Model: %b\r\n%bContent-Length: %d\r\n\r\n%b"
+        % (status, model, settings_line(settings), len(body), body)
     )
 
 

@@ -3,11 +3,14 @@
 With the request header `Fairlead-Report-Tokens: 1` an engine writes a report, a comment line, before the events that
 each step adds to a stream. The router strips it, and forwards the events of a report together or not at all. When the
 engine is lost, the router sends the same body again, with the field `fairlead`, the header `Fairlead-Resume: 1`, and
-the first report's cached tokens in `Fairlead-Stream`, so that the usage is the same.
-The next engine sends the events that follow, byte for byte. Only streams of one choice are reported.
+in `Fairlead-Stream` what has to be the same: the prompt, the settings of streams, and the cached tokens in the usage.
+The next engine sends the events that follow, byte for byte. Only streams of one choice can be continued: of others
+the last report alone is sent, without tokens, before the end of the stream.
 """
 
+import hashlib
 import re
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -21,7 +24,14 @@ AnswerId = Annotated[str, msgspec.Meta(max_length=1024)]
 REPORT_PREFIX = b": fairlead "
 # The field of a request's body with the router's fields.
 ROUTER_FIELD = "fairlead"
-_CACHED = re.compile(r"cached=([0-9]{1,10})(,.*)?")
+# A number that is raised when the same settings and the same request make another prompt, or other events. Streams are
+# continued only between engines with the same one.
+RENDERING = 1
+# A hash in `Fairlead-Stream` and in reports, as hexadecimal digits.
+DIGEST_LENGTH = 32
+Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+_COUNT = re.compile(r"[0-9]{1,10}")
 _USAGE = re.compile(rb"prompt=([0-9]{1,10}), completion=([0-9]{1,10})")
 
 
@@ -58,6 +68,10 @@ class TokenReport(msgspec.Struct, frozen=True, omit_defaults=True):
     created: Timestamp | None = None
     # Prompt tokens found in the prefix cache; only in the first report.
     cached_tokens: Count | None = None
+    # The length of the prompt; only in the first report.
+    prompt_tokens: Count | None = None
+    # That of the prompt's tokens; only in the first report.
+    prompt_hash: Digest | None = None
     # Only in the last report.
     usage: ReportedUsage | None = None
 
@@ -74,18 +88,44 @@ class TokenReport(msgspec.Struct, frozen=True, omit_defaults=True):
 _report_decoder = msgspec.json.Decoder(TokenReport)
 
 
-def stream_header(cached_tokens: int) -> str:
-    """Return the value of the header `Fairlead-Stream` for a stream whose first report has this count.
+def is_digest(text: str) -> bool:
+    """Return True for a hash of the form that engines send."""
+    return _DIGEST.fullmatch(text) is not None
 
-    It is no field of `Resume`, of which earlier engines know all fields or refuse the request.
+
+def prompt_hash(token_ids: Sequence[int]) -> str:
+    """Return the hash of a prompt's tokens. It is part of the contract: engines of all releases compute the same."""
+    return hashlib.sha256(msgspec.json.encode(token_ids)).hexdigest()[:DIGEST_LENGTH]
+
+
+class StreamTerms(msgspec.Struct, frozen=True):
+    """What a continuation has to share with its stream, besides `Resume`: the request header `Fairlead-Stream`.
+
+    It is no field of `Resume`, of which earlier engines know all fields or refuse the request. None: it is not known,
+    as the engine that began the stream is of an earlier release.
     """
-    return f"cached={cached_tokens}"
 
+    # Those of the first report.
+    cached_tokens: int | None = None
+    prompt_hash: str | None = None
+    # The header `Fairlead-Stream` of the engine that began the stream.
+    settings: str | None = None
 
-def parse_stream_header(value: str) -> int | None:
-    """Return the count in a value of `Fairlead-Stream`, or None for another form or a number out of range."""
-    match = _CACHED.fullmatch(value)
-    return int(match[1]) if match and int(match[1]) <= MOST else None
+    def header(self) -> str:
+        """Return the value of the header; empty if nothing is known."""
+        pairs = {"cached": self.cached_tokens, "prompt": self.prompt_hash, "settings": self.settings}
+        return ", ".join(f"{name}={value}" for name, value in pairs.items() if value is not None)
+
+    @classmethod
+    def parse_header(cls, value: str) -> "StreamTerms":
+        """Return the terms in a value of the header. Other pairs, and those of another form or range, are ignored."""
+        pairs = dict(pair.partition("=")[::2] for pair in value.split(", "))
+        cached, prompt, settings = (pairs.get(name, "") for name in ("cached", "prompt", "settings"))
+        return cls(
+            int(cached) if _COUNT.fullmatch(cached) and int(cached) <= MOST else None,
+            prompt if is_digest(prompt) else None,
+            settings if is_digest(settings) else None,
+        )
 
 
 class Resume(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

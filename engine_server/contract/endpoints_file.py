@@ -31,6 +31,10 @@ class FileDeployment(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     # The oldest deployment keeps a contested name.
     created: datetime | None = None
     adapters: tuple[FileAdapter, ...] = ()
+    # The path at which its engines answer 200 while they take requests, and the file with the key that they take,
+    # relative to the folder of this one; None: the router's `--ready-path` and `--endpoint-key-file`.
+    ready_path: str | None = None
+    endpoint_key_file: str | None = None
 
 
 class EndpointsFile(msgspec.Struct, frozen=True):

@@ -4,7 +4,8 @@
 REPORT_TOKENS = "Fairlead-Report-Tokens"
 # Request: the body continues a stream that another replica began.
 RESUME = "Fairlead-Resume"
-# Request: what the body that continues a stream has no field for: cached=N, the count of the stream's first report.
+# Request: what the body that continues a stream has no field for: cached=N, prompt=HASH, settings=HASH (`StreamTerms`).
+# Response: hash of the settings of streams: sampling defaults, default template arguments, response template, parsers.
 STREAM = "Fairlead-Stream"
 # Request: NAMESPACE/NAME of the deployment that must answer.
 DEPLOYMENT = "Fairlead-Deployment"

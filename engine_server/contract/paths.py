@@ -3,6 +3,11 @@
 # Of a container that fetches a model: a GET answers with the bytes that are done and the total.
 PROGRESS_PATH = "/progress"
 
+# Those that use a model's tokenizer alone.
+TOKENIZER_PATHS = frozenset(
+    {"/v1/messages/count_tokens", "/v1/responses/input_tokens", "/tokenize", "/detokenize"}
+)
+
 # A POST to one of these is a request for a model. They are compared as they are written, without decoding.
 MODEL_PATHS = frozenset(
     {

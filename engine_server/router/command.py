@@ -24,7 +24,7 @@ from engine_server.router.requests.access_log import RENDERERS, AccessLog
 from engine_server.router.requests.hold.hold import HoldSettings
 from engine_server.router.requests.watch import WatchTimes
 from engine_server.router.routing.directory import Deployment
-from engine_server.router.routing.endpoint import Address
+from engine_server.router.routing.endpoint import READY_PATH, Address, parse_ready_path
 from engine_server.router.routing.key import DEFAULT_PREFIX_CHARS
 from engine_server.router.routing.policies.registry import POLICIES
 from engine_server.router.server import Outputs, Server, Settings
@@ -214,6 +214,20 @@ def build_parser() -> argparse.ArgumentParser:
         help="the models of an engine at http://HOST:PORT or unix:/PATH; may be repeated",
     )
     flag("--endpoints-file", type=Path, metavar="FILE", help="JSON file, read again when it changes")
+    flag(
+        "--ready-path",
+        type=parse_path,
+        default=READY_PATH,
+        metavar="PATH",
+        help="path at which the engines of --endpoint, and those of --endpoints-file that name none, answer 200 while "
+        "they take requests; /health for vLLM, SGLang and llama.cpp (%(default)s)",
+    )
+    flag(
+        "--endpoint-key-file",
+        type=Path,
+        metavar="FILE",
+        help="key that these engines get as `Authorization: Bearer KEY`, read again when it changes",
+    )
     flag("--kubernetes", action="store_true", help="watch LLMDeployments and EndpointSlices")
     flag(
         "--forward-credentials",
@@ -256,7 +270,7 @@ def main(argv: list[str]) -> int:
     flags = parser.parse_args(argv)
     sources: list[Source] = []
     if flags.endpoints_file:
-        sources.append(FileSource(flags.endpoints_file))
+        sources.append(FileSource(flags.endpoints_file, flags.ready_path, flags.endpoint_key_file))
     if flags.kubernetes:
         try:
             access, forwards = find_access(flags.kubeconfig), flags.forward_credentials
@@ -269,6 +283,8 @@ def main(argv: list[str]) -> int:
         parser.error("--require-internal-key needs --engine-key-file, from which the key is derived")
     try:
         callers = Callers(flags.keys_file, flags.engine_key_file)
+        if flags.endpoint_key_file:
+            callers.engine_credentials.endpoint_keys.load(flags.endpoint_key_file)
     except ValueError as error:
         parser.error(str(error))
     raise_open_files_limit()
@@ -306,7 +322,7 @@ def main(argv: list[str]) -> int:
     outputs = Outputs(lines, access_log, tracing)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            deployments = deployments_from_flags(flags.endpoint)
+            deployments = deployments_from_flags(flags.endpoint, flags.ready_path, flags.endpoint_key_file)
             runner.run(serve(settings, deployments, sources, callers, outputs))
     finally:
         lines.close(LOG_CLOSE_SECONDS)
@@ -337,6 +353,14 @@ def parse_forwarded(flag: str) -> bytes:
     """Return the pattern in the value of a flag `--forward-header`. Raises argparse.ArgumentTypeError."""
     try:
         return parse_pattern(flag)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def parse_path(flag: str) -> str:
+    """Return the path in the value of a flag `--ready-path`. Raises argparse.ArgumentTypeError."""
+    try:
+        return parse_ready_path(flag)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

@@ -27,6 +27,7 @@ class EndpointState(msgspec.Struct, frozen=True, omit_defaults=True):
     # As the engine reported them.
     engine_model: str = ""
     engine_load: dict[str, float] | None = None
+    engine_streams: str = ""
 
 
 class AdapterState(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -89,6 +90,7 @@ class EndpointsPage:
             endpoint.failures_in_row,
             endpoint.fingerprints.get("", b"").decode("latin-1"),
             load,
+            endpoint.stream_settings.decode(),
         )
 
     def _state(self, endpoint: Endpoint, *, is_full: bool) -> str:

@@ -69,6 +69,7 @@ class Admission:
                 added = MutableHeaders(scope=message)
                 added[headers.LOAD] = self._host.engine_load.header()
                 added.setdefault(headers.MODEL, self._host.model.fingerprint)
+                added[headers.STREAM] = self._host.model.stream_settings
             await send(message)
 
         return add_and_send

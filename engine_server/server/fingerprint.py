@@ -11,13 +11,18 @@ less than 1/`SAMPLES` of the file may go unnoticed, which no fine-tuning or quan
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from engine_server.contract.continuation import DIGEST_LENGTH, RENDERING
+
 if TYPE_CHECKING:
     from engine_server.config import EngineConfig
+    from engine_server.server.parsers.model_format import ModelFormat
+    from engine_server.server.settings import ApiSettings
 
 WEIGHT_FILES = ("*.safetensors", "*.gguf")
 CONFIG_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
@@ -53,6 +58,35 @@ def fingerprint(config: EngineConfig, chat_template: object) -> str:
     for file in weight_files(Path(model.path)):
         add_samples(digest, file)
     return digest.hexdigest()[:LENGTH]
+
+
+def stream_settings(
+    settings: ApiSettings, sampling_defaults: Mapping[str, Any], format: ModelFormat | None
+) -> str:
+    """Return the hash of all settings on which a stream of one model depends besides its request.
+
+    Replicas that differ in them don't continue each other's streams: a prompt, a sampling parameter or an event would
+    change within one answer. sampling_defaults: by name. format: None without a tokenizer.
+    """
+    covered: dict[str, object] = {
+        "rendering": RENDERING,
+        "sampling_defaults": sampling_defaults,
+        "default_chat_template_kwargs": settings.default_chat_template_kwargs or {},
+        "cached_tokens": settings.enable_prompt_tokens_details,
+        "include_usage": settings.enable_force_include_usage,
+        "tokens_as_ids": settings.return_tokens_as_token_ids,
+    }
+    if format is not None:
+        covered["format"] = {
+            "response_template": format.template_data,
+            "call": format.call,
+            "short_call_ids": format.short_call_ids,
+            "takes_tools": format.takes_tools,
+            "text_arguments": format.text_arguments,
+            "object_arguments": format.object_arguments,
+        }
+    encoded = msgspec.json.encode(covered, enc_hook=repr, order="sorted")
+    return hashlib.sha256(encoded).hexdigest()[:DIGEST_LENGTH]
 
 
 def device_kind(device: str) -> str:

@@ -40,6 +40,8 @@ class LoadedModel:
     sampling_defaults: dict[str, Any]
     # Identifies all that an answer depends on besides its request.
     fingerprint: str
+    # Identifies the settings that streams depend on besides.
+    stream_settings: str
     # None for an engine that takes and returns token ids only.
     tokenizer: PreTrainedTokenizerBase | None
     # The format of its reasoning and tool calls; None without a tokenizer.
@@ -63,7 +65,7 @@ def loaded_model(engine: AsyncLLMEngine, settings: ApiSettings, template: str | 
 
     template: a chat template in place of the model's own. Raises ValueError for a response template that is invalid.
     """
-    from engine_server.server.fingerprint import fingerprint
+    from engine_server.server.fingerprint import fingerprint, stream_settings
     from engine_server.server.parsers.model_format import find_format  # imports transformers
 
     config, tokenizer = engine.model_config, engine.tokenizer
@@ -71,6 +73,8 @@ def loaded_model(engine: AsyncLLMEngine, settings: ApiSettings, template: str | 
         tokenizer.chat_template = template
     file = settings.response_template
     adapters = ServedAdapters(engine, config.served_model_name)
+    sampling_defaults = config.get_diff_sampling_param()
+    format = None if tokenizer is None else find_format(tokenizer, Path(file) if file else None)
     return LoadedModel(
         engine=engine,
         settings=settings,
@@ -79,9 +83,10 @@ def loaded_model(engine: AsyncLLMEngine, settings: ApiSettings, template: str | 
         served_names=config.served_model_name,
         max_model_len=config.max_model_len,
         tasks=config.supported_tasks,
-        sampling_defaults=config.get_diff_sampling_param(),
+        sampling_defaults=sampling_defaults,
         fingerprint=fingerprint(engine.config, getattr(tokenizer, "chat_template", None)),
+        stream_settings=stream_settings(settings, sampling_defaults, format),
         tokenizer=tokenizer,
-        format=None if tokenizer is None else find_format(tokenizer, Path(file) if file else None),
+        format=format,
         traces=engine.config.observability_config.otlp_traces_endpoint is not None,
     )

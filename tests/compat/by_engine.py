@@ -88,6 +88,9 @@ def write_answers() -> dict[str, bytes]:
             ),
             "stream": EngineServer().ask(completion(str(KEY), reported, stream=True)),
             "stream without reports": EngineServer().ask(completion(str(KEY), stream=True)),
+            "stream of two prompts": EngineServer().ask(
+                completion(str(KEY), reported, stream=True, prompt=[[1, 2], [3]])
+            ),
             "stream that breaks off": failing.ask(completion(str(KEY), reported, stream=True)),
             "loading": loading_server().ask(completion(str(KEY))),
             "draining": draining_server().ask(completion(str(KEY))),

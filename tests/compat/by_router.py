@@ -11,12 +11,12 @@ import msgspec
 from compat.exchange import Exchange
 from compat.http_text import parse_message
 from compat.sample import ADAPTER, ADDRESS, ADMIN_ROOTS, KEY, MANIFEST, ROUTER_ROOTS, UID, config_map
-from compat.scripted_engine import FINGERPRINT, EngineServer
+from compat.scripted_engine import FINGERPRINT, STREAM_SETTINGS, EngineServer
 from llm_operator.autoscaling.autoscaler import by_deployment, sample_of
 from llm_operator.control.deletion_costs import requests_by_host
 from llm_operator.control.watching.scales import scale_of
 
-from engine_server.contract.continuation import REPORT_PREFIX, TokenReport
+from engine_server.contract.continuation import REPORT_PREFIX, TokenReport, prompt_hash
 from engine_server.contract.demand import DemandReport
 from engine_server.router.callers.account import ANYONE, Account
 from engine_server.router.callers.engine_credentials import EngineCredentials
@@ -85,8 +85,17 @@ def write_requests() -> dict[str, bytes]:
 def write_resumes() -> dict[str, bytes]:
     contents = {}
     for case, model in (("same model", FINGERPRINT.encode()), ("other model", b"other")):
-        journal = Journal(fingerprint=model)
-        first = TokenReport(5, [11], 1, id="cmpl-first", created=1_700_000_000, cached_tokens=16)
+        journal = Journal(fingerprint=model, settings=STREAM_SETTINGS.encode())
+        first = TokenReport(
+            5,
+            [11],
+            1,
+            id="cmpl-first",
+            created=1_700_000_000,
+            cached_tokens=16,
+            prompt_tokens=2,
+            prompt_hash=prompt_hash([1, 2]),
+        )
         journal.record(first)
         journal.record(TokenReport(5, [12], 1))
         message = resume_message(client_request("llama-chat"), head_lines("llama-chat"), journal)

@@ -32,6 +32,7 @@ from engine_server.server.wanted_adapters import AdapterSet
 # The tokens of every answer, by id.
 TEXTS = {11: "Ahoy", 12: ", ", 13: "matey"}
 FINGERPRINT = "0123456789abcdef0123456789abcdef"
+STREAM_SETTINGS = "fedcba9876543210fedcba9876543210"
 MISSING_URI = "hf://org/missing"
 
 
@@ -133,6 +134,7 @@ class ScriptedHost(EngineHost):
             tasks=("generate",),
             sampling_defaults={},
             fingerprint=FINGERPRINT,
+            stream_settings=STREAM_SETTINGS,
             tokenizer=None,
             format=None,
             traces=False,

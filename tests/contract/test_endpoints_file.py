@@ -1,6 +1,7 @@
 """The endpoints file: what `fairlead up` writes is what the router reads."""
 
 from datetime import UTC, datetime
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -35,11 +36,28 @@ def test_names_and_address_suffice():
     content = EndpointsFile.decode(b'{"deployments": [{"name": "a", "endpoints": ["http://h:1"]}]}')
 
     (entry,) = content.deployments
-    read = to_deployment(entry)
+    read = to_deployment(entry, Path("/run"))
     assert read.key == Key("default", "a")
     assert read.served_names == ("a",)
     assert read.addresses == (Address("h", 1),)
     assert (read.created, read.policy) == (0.0, None)
+    assert (read.ready_path, read.key_file) == ("/ready", None)
+
+
+def test_file_with_a_key_is_relative_to_the_folder_of_the_endpoints_file():
+    entry = FileDeployment(
+        name="a", endpoints=("http://h:1",), ready_path="/health", endpoint_key_file="keys/a"
+    )
+
+    read = to_deployment(entry, Path("/run"), "/alive", Path("/default"))
+
+    assert (read.ready_path, read.key_file) == ("/health", Path("/run/keys/a"))
+
+
+@pytest.mark.parametrize("path", ["health", "/he alth", "/h\r\nX: y"])
+def test_path_of_readiness_that_no_request_can_have_is_a_value_error(path):
+    with pytest.raises(ValueError, match="a path of readiness"):
+        to_deployment(FileDeployment(name="a", endpoints=(), ready_path=path), Path())
 
 
 def test_keys_are_spelled_as_in_manifests():
@@ -59,6 +77,8 @@ def test_keys_are_spelled_as_in_manifests():
                 "policy": None,
                 "created": "1970-01-01T00:00:01Z",
                 "adapters": [],
+                "readyPath": None,
+                "endpointKeyFile": None,
             }
         ]
     }

@@ -45,6 +45,7 @@ VALID = {
     },
     "token report": {
         "seed": 1, "token_ids": [1], "events": 1, "id": "i", "created": 1,
+        "cached_tokens": 1, "prompt_tokens": 1, "prompt_hash": "0123456789abcdef" * 2,
         "usage": {"prompt_tokens": 1, "completion_tokens": 1},
     },
     "refusal": {"error": {"code": "queue_full", "message": "m"}},

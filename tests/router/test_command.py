@@ -19,6 +19,8 @@ from engine_server.router.command import main
         (["--endpoint", "m=http://h", "--peer", "h:9090"], "http://HOST:PORT"),
         (["--endpoint", "m=http://h", "--keys-file", "/not/there"], "/not/there: No such file"),
         (["--endpoint", "m=http://h", "--engine-key-file", "/dev/null"], "/dev/null: it has no key"),
+        (["--endpoint", "m=http://h", "--endpoint-key-file", "/dev/null"], "/dev/null: it has no key"),
+        (["--endpoint", "m=http://h", "--ready-path", "health"], "begins with /"),
         (["--endpoint", "m=http://h", "--forward-header", "a b"], "'a b' is no name of a header field"),
         (["--endpoint", "m=http://h", "--forward-header", "Authorization"], "--forward-credentials"),
         (["--endpoint", "m=http://h", "--forward-header", "Origin"], "Origin is never forwarded"),

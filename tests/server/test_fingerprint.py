@@ -2,12 +2,24 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 
 from engine_server import EngineArgs
-from engine_server.server.fingerprint import HEAD_BYTES, SAMPLE_BYTES, SAMPLES, fingerprint
+from engine_server.server import fingerprint as fingerprint_module
+from engine_server.server.fingerprint import (
+    HEAD_BYTES,
+    SAMPLE_BYTES,
+    SAMPLES,
+    fingerprint,
+    stream_settings,
+)
+from engine_server.server.parsers.model_format import ModelFormat
+from engine_server.server.settings import ApiSettings
 
 
 @pytest.fixture
@@ -46,6 +58,37 @@ def test_settings_that_change_answers_change_the_fingerprint(model: Path) -> Non
     (model / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-3}))
     prints.append(fingerprint_of(model))
     assert len(set(prints)) == len(prints)
+
+
+SAMPLING = {"temperature": 0.6}
+
+
+def format_of(**changed: Any) -> ModelFormat:
+    return ModelFormat("hermes", None, None, short_call_ids=False, **changed)
+
+
+def test_settings_that_change_streams_change_their_hash_and_no_others_do() -> None:
+    base = stream_settings(ApiSettings(), SAMPLING, format_of())
+    others = [
+        stream_settings(ApiSettings(), {"temperature": 0.7}, format_of()),
+        stream_settings(
+            ApiSettings(default_chat_template_kwargs={"enable_thinking": False}), SAMPLING, format_of()
+        ),
+        stream_settings(ApiSettings(return_tokens_as_token_ids=True), SAMPLING, format_of()),
+        stream_settings(ApiSettings(), SAMPLING, format_of(template_data={"fields": {}})),
+        stream_settings(ApiSettings(), SAMPLING, format_of(text_arguments=True)),
+        stream_settings(ApiSettings(), SAMPLING, None),
+    ]
+    with mock.patch.object(fingerprint_module, "RENDERING", 0):
+        others.append(stream_settings(ApiSettings(), SAMPLING, format_of()))
+
+    same = stream_settings(
+        ApiSettings(sse_keep_alive_interval=1.0, strict_tools=True),
+        SAMPLING,
+        replace(format_of(), name="/models/response_template.yaml"),
+    )
+    assert same == base
+    assert len({base, *others}) == 1 + len(others)
 
 
 def test_effective_batch_invariance_changes_the_fingerprint(model: Path) -> None:

@@ -1,5 +1,6 @@
 """The header lines by which engines recognise the router, and the callers of its requests."""
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from engine_server.contract.caller import ReportedCaller, pseudonym
 from engine_server.contract.engine_keys import INTERNAL_PAGES, derive_key, parse_root_keys
 from engine_server.contract.headers import CALLER
 from engine_server.router.callers.account import Caller
+from engine_server.router.callers.endpoint_keys import EndpointKeys
 from engine_server.router.callers.keys import digest_of
 from engine_server.router.http.forwarded_fields import CREDENTIAL_FIELDS
 from engine_server.router.routing.directory import Deployment
@@ -18,8 +20,9 @@ from engine_server.shared.bearer import bearer_key
 class EngineCredentials:
     """The header lines with the credentials for engines, and with the caller where both have keys.
 
-    They are the router's own where there is a root key. Else they are those of the client, unless these are meant for
-    the router itself, or are not to reach the engines of the deployment.
+    They are the deployment's own where it has a file with a key, and else the router's own where there is a root key.
+    Else they are those of the client, unless these are meant for the router itself, or are not to reach the engines of
+    the deployment.
     """
 
     def __init__(self, root_key_file: Path | None = None, *, pass_on: bool = True) -> None:
@@ -27,6 +30,7 @@ class EngineCredentials:
         self._pass_on = pass_on
         self._file = None if root_key_file is None else WatchedFile(root_key_file)
         self._root = b""
+        self.endpoint_keys = EndpointKeys()
         # Of the internal pages: what this router sends to others, and what it accepts from them.
         self.internal_headers: dict[str, str] = {}
         self._internal_digests: tuple[bytes, ...] = ()
@@ -39,6 +43,8 @@ class EngineCredentials:
 
     def lines(self, fields: dict[bytes, bytes], deployment: Deployment, caller: Caller) -> bytes:
         """Return the lines for a caller's request with these fields to this deployment."""
+        if deployment.key_file is not None:
+            return self.endpoint_keys.line(deployment.key_file)
         if self._file is not None:
             return self._derived(deployment) + self._caller_line(caller)
         if not (self._pass_on and deployment.takes_credentials):
@@ -57,9 +63,11 @@ class EngineCredentials:
         return caller.cache_scope if self._file is not None else ""
 
     async def run(self) -> None:
-        """Follow changes of the file until cancelled."""
-        if self._file is not None:
-            await self._file.follow(self._apply)
+        """Follow changes of the files until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.endpoint_keys.run())
+            if self._file is not None:
+                tasks.create_task(self._file.follow(self._apply))
 
     def _derived(self, deployment: Deployment) -> bytes:
         message = deployment.uid or str(deployment.key)

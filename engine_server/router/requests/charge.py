@@ -1,6 +1,7 @@
 """The tokens that a request is charged: those that its engine reports, up to what the request can have used."""
 
 from engine_server.contract.continuation import ReportedUsage
+from engine_server.contract.paths import TOKENIZER_PATHS
 
 # Of ordinary text.
 BYTES_PER_TOKEN = 4
@@ -8,11 +9,12 @@ BYTES_PER_TOKEN = 4
 MOST_TOKENS_PER_BYTE = 16
 # Of any request, since answers are longer than their requests.
 MOST_TOKENS = 1 << 20
+FREE_PATHS = frozenset(path.encode() for path in TOKENIZER_PATHS)
 
 
-def estimated_tokens(body_size: int) -> int:
-    """Return the tokens of a prompt by the bytes of its body."""
-    return body_size // BYTES_PER_TOKEN
+def estimated_tokens(path: bytes, body_size: int) -> int:
+    """Return the tokens of a prompt by the bytes of its body: none where a tokenizer alone works."""
+    return 0 if path in FREE_PATHS else body_size // BYTES_PER_TOKEN
 
 
 def chargeable(usage: ReportedUsage, body_size: int) -> ReportedUsage:

@@ -70,7 +70,7 @@ class EventReader:
                 if has_events_alone(data, start, report.events):  # as a rule
                     self._journal.record(report)
                     return data[start:]
-            elif self._plain:
+            elif self._plain and REPORT not in data:
                 self._journal.events += data.count(b"\n\n")
                 return data
         return self._read_in_parts(data)

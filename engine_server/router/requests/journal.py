@@ -9,8 +9,8 @@ from engine_server.contract.continuation import (
     ReportedUsage,
     Resume,
     RouterFields,
+    StreamTerms,
     TokenReport,
-    stream_header,
 )
 from engine_server.contract.headers import RESUME, STREAM
 from engine_server.router.http.wire import Message, Request
@@ -34,6 +34,7 @@ class StreamState(msgspec.Struct, frozen=True):
     resumable: bool
     # Empty if it has none.
     fingerprint: bytes
+    settings: bytes = b""
 
 
 class Journal(msgspec.Struct):
@@ -41,14 +42,20 @@ class Journal(msgspec.Struct):
 
     # The fingerprint (`Fairlead-Model`) of the engine that began the stream; empty if it has none.
     fingerprint: bytes = b""
+    # The settings of its streams (`Fairlead-Stream`); empty if it has none.
+    settings: bytes = b""
     # Those of the first report.
     id: str = ""
     created: int = 0
     seed: int = 0
-    # None if the first report has none.
+    # None if the first report has none, as those of 0.2.0.
     cached_tokens: int | None = None
+    prompt_tokens: int | None = None
+    prompt_hash: str | None = None
     # Of all reports whose events were forwarded.
     token_ids: "array[int]" = msgspec.field(default_factory=lambda: array("q"))
+    # Number of further ones, which are not kept.
+    num_forgotten: int = 0
     # Number of events that were forwarded. Comments don't count.
     events: int = 0
     # Known at the end of the stream.
@@ -72,20 +79,38 @@ class Journal(msgspec.Struct):
         """The state of the stream, after the engine that sent it has failed."""
         known = bool(self.fingerprint) or not self.begun
         resumable = self.complete and self.resumes < MAX_RESUMES and known
-        return StreamState(self.begun, resumable, self.fingerprint)
+        return StreamState(self.begun, resumable, self.fingerprint, self.settings)
+
+    @property
+    def terms(self) -> StreamTerms:
+        """What another engine has to share, as far as the one that began the stream told it."""
+        return StreamTerms(self.cached_tokens, self.prompt_hash, self.settings.decode() or None)
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens in all reports whose events were forwarded."""
+        return len(self.token_ids) + self.num_forgotten
+
+    @property
+    def known_usage(self) -> ReportedUsage | None:
+        """The tokens of prompt and answer so far, or of the whole stream at its end; None if they are not known."""
+        if self.usage is not None or self.prompt_tokens is None:
+            return self.usage
+        return ReportedUsage(self.prompt_tokens, self.num_tokens)
 
     def resume(self) -> None:
         """Prepare for another engine, after the last one failed. The stream must be resumable."""
         self.resumes += 1
         if not self.begun:
-            self.fingerprint = b""
+            self.fingerprint = self.settings = b""
             del self.token_ids[:]
 
     def record(self, report: TokenReport) -> None:
         """Record a report whose events are forwarded."""
         if not self.events and report.id is not None:
             self.id, self.created, self.seed = report.id, report.created or 0, report.seed
-            self.cached_tokens = report.cached_tokens
+            self.cached_tokens, self.prompt_tokens = report.cached_tokens, report.prompt_tokens
+            self.prompt_hash = report.prompt_hash
         self.events += report.events
         if report.usage is not None:
             self.usage = report.usage
@@ -95,6 +120,8 @@ class Journal(msgspec.Struct):
             count = len(self.token_ids)
             if count > MAX_TOKENS or (count > FREE_TOKENS and not self.cover(0)):
                 self.forgo()
+        else:
+            self.num_forgotten += len(report.token_ids)
 
     def record_unreported(self) -> None:
         """Record an event that no report covers: the engine doesn't report this stream's tokens."""
@@ -113,6 +140,7 @@ class Journal(msgspec.Struct):
     def forgo(self) -> None:
         """Keep no tokens any more: the stream can't be resumed."""
         self.complete = False
+        self.num_forgotten += len(self.token_ids)
         del self.token_ids[:]
 
 
@@ -139,6 +167,6 @@ def resume_body(body: bytes | bytearray, journal: Journal) -> bytes:
 def resume_message(request: Request, lines: bytes, journal: Journal) -> Message:
     """Return the request that continues the stream, which `request` began, with further lines of the head."""
     lines += RESUME_LINE
-    if journal.cached_tokens is not None:
-        lines += f"{STREAM}: {stream_header(journal.cached_tokens)}\r\n".encode()
+    if terms := journal.terms.header():
+        lines += f"{STREAM}: {terms}\r\n".encode()
     return request.message(lines, resume_body(request.body, journal))

@@ -72,7 +72,7 @@ class Lifecycle(msgspec.Struct):
     def admit(self, caller: Caller) -> None:
         """Count the request at its sender. Raises RequestError (429) if a limit is reached."""
         self.key = caller.name
-        self.estimated = estimated_tokens(self.request.body_size)
+        self.estimated = estimated_tokens(self.request.path, self.request.body_size)
         caller.admit(self.started, self.estimated)
         self.caller = caller
 
@@ -127,7 +127,7 @@ class Lifecycle(msgspec.Struct):
         self.metrics.in_flight -= 1
         now = perf_counter()
         if self.usage is None and self.journal is not None:
-            self.usage = self.journal.usage
+            self.usage = self.journal.known_usage
         if self.journal is not None:
             self.journal.release()
         if self.usage is not None:
@@ -207,7 +207,7 @@ class Lifecycle(msgspec.Struct):
         """Return the tokens of a request whose engine reported none: none if it did not work on the answer."""
         journal = self.journal
         # An engine that reports no tokens sends about one event for each.
-        streamed = 0 if journal is None else max(len(journal.token_ids), journal.events)
+        streamed = 0 if journal is None else max(journal.num_tokens, journal.events)
         worked = self.endpoint is not None or streamed > 0
         if not worked or self.status not in (200, CLIENT_CLOSED_REQUEST):
             return NO_TOKENS

@@ -28,7 +28,7 @@ class Attempts(msgspec.Struct, frozen=True):
     unreachable: int = 0
     # The endpoints of the attempts, the last one at the end.
     tried: tuple[Endpoint, ...] = ()
-    # Endpoints that cannot continue the stream since it broke off: they have another model.
+    # Endpoints that cannot continue the stream since it broke off: they have another model, settings or prompt.
     unfit: tuple[Endpoint, ...] = ()
     # An engine refused the request: the client gets the last refusal if no other engine answers.
     refused: bool = False
@@ -61,6 +61,8 @@ class View(msgspec.Struct, frozen=True):
     for_adapter: bool
     # The engine was told the deployment for which it is to answer.
     known_to_engines: bool
+    # It has reported the settings of its streams, and compares those and the prompt of a stream that it is to continue.
+    has_settings: bool = False
 
 
 class RouteView(msgspec.Struct, frozen=True):
@@ -152,8 +154,8 @@ def next_step(
             tried, unfit = attempts.tried, attempts.unfit
             if reason == ErrorCode.MODEL_MISMATCH:
                 unfit = (*unfit, tried[-1])
-                if view.fingerprint not in (None, stream.fingerprint):
-                    tried = tried[:-1]  # one that says which model it has is no attempt
+                if view.has_settings or view.fingerprint not in (None, stream.fingerprint):
+                    tried = tried[:-1]  # one that says what it has is no attempt
             attempts = replace(attempts, tried=tried, unfit=unfit, refused=True)
         case Outcome.REFUSED:
             if judgement is None:

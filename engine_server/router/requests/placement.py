@@ -66,12 +66,12 @@ class Placement:
         while True:
             route = usable_route(key.model, caller, self._directory)
             lifecycle.assign(key.model, route.target)
-            fingerprint = b"" if stream is None else stream.fingerprint
+            fingerprint, settings = (b"", b"") if stream is None else (stream.fingerprint, stream.settings)
             choice: Choice | None = None
             if attempts.tried:
-                choice = self._choose_another(route, key, attempts, fingerprint)
+                choice = self._choose_another(route, key, attempts, fingerprint, settings)
             elif attempts.held is not None or not (hold.count and hold.has_waiting(route.target)):
-                choice = self._selector.pick(route, key, attempts.unfit, fingerprint)
+                choice = self._selector.pick(route, key, attempts.unfit, fingerprint, settings)
             if choice is not None:
                 lifecycle.visit(choice.endpoint, key.size)
                 return Place(route, choice, attempts)
@@ -113,17 +113,18 @@ class Placement:
             expendable=self._health.is_expendable(endpoint),
             fingerprint=endpoint.fingerprints.get(route.target.adapter),
             has_fingerprint="" in endpoint.fingerprints,
+            has_settings=bool(endpoint.stream_settings),
             for_adapter=route.adapter is not None,
             known_to_engines=route.deployment.known_to_engines,
         )
 
     def _choose_another(
-        self, route: Route, key: RouteKey, attempts: Attempts, fingerprint: bytes
+        self, route: Route, key: RouteKey, attempts: Attempts, fingerprint: bytes, settings: bytes
     ) -> Choice | None:
         """Choose the endpoint of a retry. Return None if there is none, or if there is to be no retry."""
         if len(attempts.tried) == MAX_ATTEMPTS:
             return None
-        choice = self._selector.pick(route, key, attempts.tried + attempts.unfit, fingerprint)
+        choice = self._selector.pick(route, key, attempts.tried + attempts.unfit, fingerprint, settings)
         if choice is not None and attempts.budgeted and not self._budget.spend(perf_counter()):
             return None
         return choice

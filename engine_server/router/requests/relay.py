@@ -2,7 +2,7 @@
 
 import msgspec
 
-from engine_server.contract.continuation import ReportedUsage
+from engine_server.contract.continuation import ReportedUsage, is_digest
 from engine_server.router import errors
 from engine_server.router.http.body_budget import BodyBudget
 from engine_server.router.http.exchange import Wait
@@ -118,9 +118,14 @@ class Relay(Wait):
         if fingerprint is not None and len(fingerprint) > LONGEST_FINGERPRINT:
             self.lifecycle.metrics.rejections.add(Sender.ENGINE, Reason.OUT_OF_RANGE)
             fingerprint = None
+        settings = read.get(b"fairlead-stream", b"")
+        known = b"" if endpoint is None else endpoint.stream_settings
+        if settings and settings != known and not is_digest(settings.decode("latin-1")):
+            self.lifecycle.metrics.rejections.add(Sender.ENGINE, Reason.OUT_OF_RANGE)
+            settings = b""
         if endpoint is not None and (fingerprint or load):
             of_adapter = not adapter or status in ADAPTER_STATUSES
-            if not endpoint.record_report(fingerprint if of_adapter else None, load, adapter):
+            if not endpoint.record_report(fingerprint if of_adapter else None, load, adapter, settings):
                 self.lifecycle.metrics.rejections.add(Sender.ENGINE, Reason.OUT_OF_RANGE)
         if b"fairlead-usage" in read:
             usage = self.lifecycle.usage = ReportedUsage.parse_header(read[b"fairlead-usage"])
@@ -135,7 +140,7 @@ class Relay(Wait):
             if self.chunked:
                 lines += b"Transfer-Encoding: chunked\r\n"
             if streams and not self.held:
-                self._begin_stream(fingerprint or b"")
+                self._begin_stream(fingerprint or b"", settings)
                 if exchange.streaming:
                     return
                 exchange.streaming = True
@@ -207,12 +212,13 @@ class Relay(Wait):
     def _read_refusal(self) -> Refusal:
         return read_refusal(self.status, self.retry_after, self.refusal_body)
 
-    def _begin_stream(self, fingerprint: bytes) -> None:
-        """Read the body as a stream of events of an engine with this fingerprint."""
+    def _begin_stream(self, fingerprint: bytes, settings: bytes) -> None:
+        """Read the body as a stream of events of an engine with this fingerprint and these settings of streams."""
         journal = self.lifecycle.journal
         if journal is None:
             journal = self.lifecycle.journal = Journal(memory=self._memory())
-        journal.fingerprint = journal.fingerprint or fingerprint
+        if not journal.fingerprint:
+            journal.fingerprint, journal.settings = fingerprint, settings
         self.events = EventReader(journal)
 
     def _memory(self) -> AnswerMemory | None:

@@ -89,7 +89,7 @@ class Watch:
         failed = 0
         silent_since = loop.time()
         while True:
-            if await probe(endpoint.address, times.probe_timeout) is None:
+            if await probe(endpoint.address, times.probe_timeout, endpoint.ready_path) is None:
                 failed += 1
             else:
                 failed, silent_since = 0, loop.time()

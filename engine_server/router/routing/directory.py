@@ -3,13 +3,14 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 from engine_server.contract.api import Key
 from engine_server.contract.headers import ADAPTER, DEPLOYMENT, REPORT_TOKENS
 from engine_server.contract.served_names import NameClaim
 from engine_server.router.obstacle import UNKNOWN, Obstacle
-from engine_server.router.routing.endpoint import Endpoint, EngineAddress
+from engine_server.router.routing.endpoint import READY_PATH, Endpoint, EngineAddress
 from engine_server.router.routing.name_table import NameTable
 from engine_server.router.routing.policies.policy import Policy
 from engine_server.router.routing.policies.registry import POLICIES
@@ -66,6 +67,10 @@ class Deployment:
     # Set while the deployment has zero replicas and may be scaled up.
     waker: Waker | None = None
     adapters: tuple[Adapter, ...] = ()
+    # The path at which its engines answer 200 while they take requests.
+    ready_path: str = READY_PATH
+    # The file with the key that its engines take; None: they take the router's, or the clients'.
+    key_file: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,6 +136,8 @@ class Directory:
             known.pop(address) if address in known else self._new_endpoint(deployment, address)
             for address in dict.fromkeys(deployment.addresses)
         )
+        for endpoint in endpoints:
+            endpoint.ready_path = deployment.ready_path
         if before is not None and (before.deployment.policy, before.endpoints) == (
             deployment.policy,
             endpoints,

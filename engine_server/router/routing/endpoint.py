@@ -16,6 +16,9 @@ LOAD_FIELD = re.compile(
     rb"running=(\d{1,9}), waiting=(\d{1,9}), room=(\d{1,9}), kv=(0(?:\.\d{1,9})?|1(?:\.0{1,9})?)"
     rb"(?:, context=(\d{1,9}))?(?:, .*)?"
 )
+# The path by which engines say whether they take requests, and those of other makes have one of their own.
+READY_PATH = "/ready"
+PATH_PATTERN = re.compile(r"/[!-~]*")
 # A longer `Fairlead-Model` is not an engine's.
 MAX_FINGERPRINT_BYTES = 128
 # A prompt without a first token adds to the load as one more request per so many bytes, about 4,000 tokens. A power of
@@ -99,6 +102,13 @@ def parse_engine_address(text: str) -> EngineAddress:
         raise ValueError(f"an endpoint is http://HOST:PORT or {SCHEME}/PATH, not {text!r}") from None
 
 
+def parse_ready_path(text: str) -> str:
+    """Return a path with its query, if it has one. Raises ValueError for what can't be in the line of a request."""
+    if not PATH_PATTERN.fullmatch(text):
+        raise ValueError(f"a path of readiness begins with / and has no spaces, unlike {text!r}")
+    return text
+
+
 class ReportedLoad(NamedTuple):
     """The load that an engine reports of itself, whichever routers its requests come from."""
 
@@ -141,15 +151,19 @@ class Endpoint:
         "full_until",
         "in_flight",
         "last_used",
+        "ready_path",
         "recent_ejections",
         "refused",
         "reported_at",
         "reported_load",
+        "stream_settings",
     )
 
     def __init__(self, deployment: Key, address: EngineAddress) -> None:
         self.deployment = deployment
         self.address = address
+        # It takes requests while it answers 200 at this path.
+        self.ready_path = READY_PATH
         # Requests that were sent to it and have not ended.
         self.in_flight = 0
         # Those, and their prompts without a first token as a part of a request.
@@ -170,6 +184,8 @@ class Endpoint:
         # The hashes of all that a continued stream depends on, as the engine reported them (`Fairlead-Model`): by
         # adapter, and with the key "" that of the model itself.
         self.fingerprints: dict[str, bytes] = {}
+        # The hash of the settings of its streams (`Fairlead-Stream`); empty for engines up to 0.2.0.
+        self.stream_settings = b""
         self.reported_load = ReportedLoad()
         # Time of the last report of the load, 0.0 before the first.
         self.reported_at = 0.0
@@ -216,13 +232,18 @@ class Endpoint:
         self.in_flight -= 1
         self._own_load -= 1.0 + prompt_bytes / BYTES_PER_REQUEST
 
-    def record_report(self, fingerprint: bytes | None, load: bytes | None, adapter: str = "") -> bool:
-        """Record the fields `Fairlead-Model` and `Fairlead-Load` of an answer by the model or by an adapter.
+    def record_report(
+        self, fingerprint: bytes | None, load: bytes | None, adapter: str = "", settings: bytes = b""
+    ) -> bool:
+        """Record the fields `Fairlead-Model`, `Fairlead-Load` and `Fairlead-Stream` of an answer.
+
+        adapter: the one that answered; empty: the model itself.
 
         Return False if the load is not valid: the last report stays.
         """
         if fingerprint and len(fingerprint) <= MAX_FINGERPRINT_BYTES:
             self.fingerprints[adapter] = fingerprint
+            self.stream_settings = settings
         if load is None:
             return True
         if load != self._load_field:

@@ -10,7 +10,7 @@ from random import uniform
 from time import perf_counter
 
 from engine_server.contract.api import Key
-from engine_server.router.routing.endpoint import Endpoint, EngineAddress
+from engine_server.router.routing.endpoint import READY_PATH, Endpoint, EngineAddress
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,8 @@ class Cause(StrEnum):
 
 
 class Health:
-    """Which of the known endpoints are live. One that is ejected is probed until its `/ready` answers 200.
+    """Which of the known endpoints are live. One that is ejected is probed until its path of
+    readiness answers 200.
 
     An ejection is certain if the endpoint cannot be connected to or said itself that it takes no requests. All others
     are suspicions: they never eject more than half of a deployment's endpoints, since the cause may lie elsewhere.
@@ -156,7 +157,7 @@ class Health:
         while True:
             interval = min(interval, self._longest_interval(endpoint))
             await asyncio.sleep(jittered(interval))
-            if await probe(endpoint.address, self._times.timeout) == 200:
+            if await probe(endpoint.address, self._times.timeout, endpoint.ready_path) == 200:
                 break
             interval = max(2.0 * interval, self._times.shortest)
         del self.down[endpoint]
@@ -177,13 +178,13 @@ def jittered(interval: float) -> float:
     return interval * uniform(1.0 - JITTER, 1.0 + JITTER)
 
 
-async def probe(address: EngineAddress, seconds: float) -> int | None:
-    """Return the status of `GET /ready`, or None if there is no HTTP answer in so many seconds."""
+async def probe(address: EngineAddress, seconds: float, path: str = READY_PATH) -> int | None:
+    """Return the status of a GET of the path of readiness, or None if there is no HTTP answer in so many seconds."""
     writer = None
     try:
         async with asyncio.timeout(seconds):
             reader, writer = await address.open_streams()
-            writer.write(b"GET /ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
             version, status, *_ = (await reader.readline()).split(b" ")
             return int(status) if version.startswith(b"HTTP/") else None
     except (OSError, ValueError):

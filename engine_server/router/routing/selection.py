@@ -23,11 +23,17 @@ class Selector:
         self._full: set[Endpoint] = set()
 
     def pick(
-        self, route: Route, key: RouteKey, tried: Collection[Endpoint], fingerprint: bytes = b""
+        self,
+        route: Route,
+        key: RouteKey,
+        tried: Collection[Endpoint],
+        fingerprint: bytes = b"",
+        settings: bytes = b"",
     ) -> Choice | None:
         """Choose an endpoint for the request that is not among `tried`. Return None if there is none.
 
-        fingerprint: that of the model or adapter that it must have, as far as it is known; empty if it may have any.
+        fingerprint, settings: that of the model or adapter, and of its streams, that it must have, as far as they are
+        known; empty if it may have any.
         """
         candidates, down = route.endpoints, self._health.down
         if route.lacking:
@@ -37,6 +43,8 @@ class Selector:
             candidates = tuple(
                 e for e in candidates if e.fingerprints.get(adapter, fingerprint) == fingerprint
             )
+        if settings:
+            candidates = tuple(e for e in candidates if e.stream_settings in (b"", settings))
         if down or tried or self._full:
             full = self._current_full() if self._full else ()
             candidates = tuple(e for e in candidates if e not in down and e not in tried and e not in full)

@@ -9,14 +9,19 @@ from engine_server.contract.api import Key
 from engine_server.contract.endpoints_file import EndpointsFile, FileAdapter, FileDeployment
 from engine_server.router.metrics import WatchState
 from engine_server.router.routing.directory import Adapter, Deployment, Directory
-from engine_server.router.routing.endpoint import parse_engine_address
+from engine_server.router.routing.endpoint import READY_PATH, parse_engine_address, parse_ready_path
 from engine_server.router.watched_file import POLL_SECONDS, WatchedFile
 
 log = logging.getLogger(__name__)
 
 
-def to_deployment(entry: FileDeployment) -> Deployment:
-    """Return an entry of the endpoints file as a deployment. Raises ValueError for an address of another form."""
+def to_deployment(
+    entry: FileDeployment, folder: Path, ready_path: str = READY_PATH, key_file: Path | None = None
+) -> Deployment:
+    """Return an entry of the endpoints file in `folder` as a deployment.
+
+    ready_path, key_file: for an entry that has none. Raises ValueError for an address or a path of another form.
+    """
     return Deployment(
         Key(entry.namespace, entry.name),
         entry.served_names or (entry.name,),
@@ -25,6 +30,8 @@ def to_deployment(entry: FileDeployment) -> Deployment:
         entry.policy,
         known_to_engines=True,
         adapters=tuple(to_adapter(adapter) for adapter in entry.adapters),
+        ready_path=parse_ready_path(entry.ready_path or ready_path),
+        key_file=folder / entry.endpoint_key_file if entry.endpoint_key_file else key_file,
     )
 
 
@@ -37,9 +44,12 @@ def to_adapter(entry: FileAdapter) -> Adapter:
 class FileSource:
     """Reads the endpoints file whenever it has changed. An invalid file leaves the deployments as they were."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, ready_path: str = READY_PATH, key_file: Path | None = None) -> None:
+        """ready_path, key_file: those of deployments for which the file has none."""
         self.synced = False
         self._file = WatchedFile(path)
+        self._ready_path = ready_path
+        self._key_file = key_file
         self._keys: set[Key] = set()
 
     def watches(self) -> Sequence[WatchState]:
@@ -58,7 +68,10 @@ class FileSource:
             content = self._file.read_if_changed()
             if content is None:
                 return
-            deployments = [to_deployment(entry) for entry in EndpointsFile.decode(content).deployments]
+            deployments = [
+                to_deployment(entry, self._file.path.parent, self._ready_path, self._key_file)
+                for entry in EndpointsFile.decode(content).deployments
+            ]
         except FileNotFoundError:
             return
         except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors

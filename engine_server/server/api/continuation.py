@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from engine_server.contract import headers
-from engine_server.contract.continuation import ROUTER_FIELD, Resume, RouterFields
+from engine_server.contract.continuation import (
+    ROUTER_FIELD,
+    Resume,
+    RouterFields,
+    StreamTerms,
+    TokenReport,
+    prompt_hash,
+)
 from engine_server.contract.errors import ErrorCode
 from engine_server.server.http.errors import ApiError
+
+if TYPE_CHECKING:
+    from engine_server.requests.prompts import TokensPrompt
+    from engine_server.server.generation.plan import AnswerRequest
 
 
 def resumed_stream(
@@ -29,14 +40,45 @@ def resumed_stream(
             400, f"{ROUTER_FIELD}: {error}", param=ROUTER_FIELD, code=ErrorCode.INVALID_VALUE
         ) from None
     if resume.model != fingerprint:
-        message = "the stream was begun by another model, dtype or kind of device"
-        raise ApiError(
-            409, message, param=ROUTER_FIELD, code=ErrorCode.MODEL_MISMATCH, fingerprint=fingerprint
-        )
+        raise mismatch("the stream was begun by another model, dtype or kind of device", fingerprint)
     return resume
+
+
+def check_settings(terms: StreamTerms, settings: str, fingerprint: str) -> None:
+    """Raise ApiError 409 for a stream that was begun with other settings.
+
+    fingerprint: that of the model that answers.
+    """
+    if terms.settings not in (None, settings):
+        raise mismatch("the stream was begun with other defaults, parsers or rendering", fingerprint)
+
+
+def check_prompt(request: AnswerRequest, prompts: Sequence[TokensPrompt]) -> None:
+    """Raise ApiError 409 for a stream whose prompt had other tokens at the engine that began it."""
+    if request.terms.prompt_hash is None:
+        return
+    (prompt,) = prompts
+    if prompt_hash(prompt["prompt_token_ids"]) != request.terms.prompt_hash:
+        raise mismatch("the prompt has other tokens here", request.identity.fingerprint)
+
+
+def mismatch(message: str, fingerprint: str) -> ApiError:
+    """Return the error for a stream that this engine can't continue. fingerprint: that of the model that answers."""
+    return ApiError(409, message, param=ROUTER_FIELD, code=ErrorCode.MODEL_MISMATCH, fingerprint=fingerprint)
 
 
 def refuse_continuation() -> ApiError:
     """Return the error for a request that continues what is no stream of one sampled choice."""
     message = "only a stream of one choice can be continued"
     return ApiError(400, message, param=ROUTER_FIELD, code=ErrorCode.INVALID_VALUE)
+
+
+def first_report(request: AnswerRequest, prompts: Sequence[TokensPrompt]) -> TokenReport | None:
+    """Return the beginning of the first report of a stream with one prompt; None if its tokens are not reported."""
+    if request.report is None:
+        return None
+    (prompt,) = prompts
+    token_ids = prompt["prompt_token_ids"]
+    return msgspec.structs.replace(
+        request.report, prompt_tokens=len(token_ids), prompt_hash=prompt_hash(token_ids)
+    )

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from engine_server.contract.headers import MODEL
+from engine_server.server.api.continuation import check_prompt, first_report
 from engine_server.server.api.generation_request import GenerationRequest
 from engine_server.server.api.ignored import HEADER, header_value
 from engine_server.server.api.models import served_model
@@ -15,7 +16,8 @@ from engine_server.server.api.read_request import ignored_parts, prompt_source, 
 from engine_server.server.generation.generation import Generation
 from engine_server.server.generation.plan import AnswerIdentity
 from engine_server.server.generation.prompts import tokenize
-from engine_server.server.generation.render import Renderer, stream_answer, whole_answer
+from engine_server.server.generation.render import Renderer, StreamEncoder, whole_answer
+from engine_server.server.http.event_stream import EventStream
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -36,12 +38,15 @@ async def create_answer(
     new_renderer: makes the renderer of the API.
     """
     request = read_request(model, body, headers)
-    prompts = await tokenize(model.engine, request.source)
+    prompts = await tokenize(model.engine, request.source, request.identity.created)
+    check_prompt(request, prompts)
     plan = plan_answer(model, request, prompts)
     generation = Generation(model.engine, plan)
     renderer = new_renderer(model, body, request.identity)
+    answer: Response
     if request.streams:
-        answer = stream_answer(generation, renderer, model.settings.sse_keep_alive_interval, request.report)
+        encoder = StreamEncoder(renderer, first_report(request, prompts), reports_usage=request.reports_usage)
+        answer = EventStream(generation, encoder.encode, encoder, model.settings.sse_keep_alive_interval)
     else:
         answer = await whole_answer(generation, renderer)
     answer.headers[MODEL] = request.identity.fingerprint

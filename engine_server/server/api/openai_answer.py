@@ -192,6 +192,12 @@ def json_response(answer: msgspec.Struct) -> Response:
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
+def tokenizer_response(answer: msgspec.Struct) -> Response:
+    """Return the response with an answer of the tokenizer, which costs a caller no tokens."""
+    headers = {USAGE: ReportedUsage(0, 0).header()}
+    return Response(msgspec.json.encode(answer), headers=headers, media_type="application/json")
+
+
 def prompt_response(answer: msgspec.Struct, num_tokens: int, fingerprint: str) -> Response:
     """Return the response with an answer to prompts of so many tokens, which has no generated text.
 

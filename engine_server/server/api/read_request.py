@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from engine_server.contract.continuation import TokenReport, parse_stream_header
+from engine_server.contract.continuation import StreamTerms, TokenReport
 from engine_server.contract.errors import ErrorCode
 from engine_server.contract.headers import REPORT_TOKENS, STREAM
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.sampling_params import SamplingParams
 from engine_server.server.api.caller import reported_caller
 from engine_server.server.api.content import MediaUse, refuse_media
-from engine_server.server.api.continuation import refuse_continuation, resumed_stream
+from engine_server.server.api.continuation import check_settings, refuse_continuation, resumed_stream
 from engine_server.server.api.deadline import deadline
 from engine_server.server.api.ignored import IgnoredPart, ignored_types
 from engine_server.server.api.models import served_model
@@ -38,6 +38,8 @@ def read_request(model: LoadedModel, body: GenerationRequest, headers: Mapping[s
     """Return all that is known of an answer without tokens. Raises ApiError and InvalidRequestError."""
     served = served_model(model, body.model, headers)
     resume = resumed_stream(headers, body.model_extra or {}, served.fingerprint)
+    terms = StreamTerms() if resume is None else StreamTerms.parse_header(headers.get(STREAM, ""))
+    check_settings(terms, model.stream_settings, served.fingerprint)
     beams = body.beam_search_params(model.sampling_defaults)
     style = body.answer_style
     if style is not None and model.format is not None:
@@ -57,8 +59,8 @@ def read_request(model: LoadedModel, body: GenerationRequest, headers: Mapping[s
         model=served.name,
         fingerprint=served.fingerprint,
     )
-    report = None
-    if continuable and reports_tokens(headers):
+    report, reports = None, body.streams and reports_tokens(headers)
+    if reports and continuable:
         assert params.seed is not None
         report = TokenReport(params.seed, id=identity.id, created=identity.created)
     return AnswerRequest(
@@ -77,8 +79,9 @@ def read_request(model: LoadedModel, body: GenerationRequest, headers: Mapping[s
         caller=reported_caller(headers),
         fields=body.engine_fields,
         resume=resume,
-        resumed_cached_tokens=parse_stream_header(headers.get(STREAM, "")) if resume else None,
+        terms=terms,
         report=report,
+        reports_usage=reports and not continuable,
     )
 
 

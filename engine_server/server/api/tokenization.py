@@ -22,7 +22,7 @@ from engine_server.server.api.content import MediaUse
 from engine_server.server.api.generation_request import ApiRequest, parse_request
 from engine_server.server.api.ignored import IgnoredPart, ignored_tools
 from engine_server.server.api.models import served_model
-from engine_server.server.api.openai_answer import json_response
+from engine_server.server.api.openai_answer import tokenizer_response
 from engine_server.server.api.read_request import refuse_ignored, with_tools
 from engine_server.server.api.tokenizer import require_tokenizer
 from engine_server.server.generation.prompts import ChatTurns, run_by_size, tokenize_chat
@@ -90,14 +90,14 @@ def routes(host: EngineHost) -> APIRouter:
     async def post_tokenize(request: Request) -> Response:
         body = parse_request(TokenizeRequest, await request.body())
         served_model(host.model, body.model, request.headers)
-        return json_response(await tokenize(host.model, body))
+        return tokenizer_response(await tokenize(host.model, body))
 
     @router.post("/detokenize", response_model=None)
     @openapi.body(DetokenizeRequest, Detokenized)
     async def post_detokenize(request: Request) -> Response:
         body = parse_request(DetokenizeRequest, await request.body())
         served_model(host.model, body.model, request.headers)
-        return json_response(await detokenize(host.model, body))
+        return tokenizer_response(await detokenize(host.model, body))
 
     if host.settings.enable_tokenizer_info_endpoint:
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
+
+from engine_server.contract.continuation import StreamTerms
 
 if TYPE_CHECKING:
     from engine_server.contract.caller import ReportedCaller
@@ -58,10 +60,12 @@ class AnswerRequest:
     fields: Mapping[str, str]
     # The state of the stream that this answer continues; only for a single choice.
     resume: Resume | None = None
-    # Cached prompt tokens as the engine that began that stream reported them; None: those of this engine.
-    resumed_cached_tokens: int | None = None
+    # What the answer has to share with that stream.
+    terms: StreamTerms = field(default_factory=StreamTerms)
     # The answer's id, creation time and seed, if its tokens are reported to the router.
     report: TokenReport | None = None
+    # The router wants to know the usage of a stream whose tokens are not reported.
+    reports_usage: bool = False
 
     @property
     def choices_per_prompt(self) -> int:

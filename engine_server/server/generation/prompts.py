@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from engine_server.contract.quoting import shorten
+from engine_server.server.generation.template_clock import stopped_clock
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
@@ -85,14 +86,19 @@ class ChatSource:
 PromptSource = TextSource | ChatSource
 
 
-async def tokenize(engine: AsyncLLMEngine, source: PromptSource) -> list[TokensPrompt]:
-    """Return the prompts of a request as tokens. Raises ApiError 400 for a text that can't fit the context."""
+async def tokenize(
+    engine: AsyncLLMEngine, source: PromptSource, created: int | None = None
+) -> list[TokensPrompt]:
+    """Return the prompts of a request as tokens. Raises ApiError 400 for a text that can't fit the context.
+
+    created: the time for chat templates, in seconds since the epoch; None: now.
+    """
     if isinstance(source, TextSource):
         tokenized = await tokenize_prompts(engine, source.texts, source.add_special_tokens, source.any_length)
         prompts = [finish_prompt(prompt, source) for prompt in tokenized]
         return await decode_prompts(engine, prompts) if source.repeated else prompts
     try:
-        tokenized = await tokenize_chats(engine, source.conversations, source.any_length)
+        tokenized = await tokenize_chats(engine, source.conversations, source.any_length, created)
     except ApiError as error:
         error.param = source.field
         raise
@@ -167,19 +173,22 @@ async def tokenize_chat(engine: AsyncLLMEngine, turns: ChatTurns) -> TokensPromp
 
 
 async def tokenize_chats(
-    engine: AsyncLLMEngine, conversations: Sequence[ChatTurns], any_length: bool = False
+    engine: AsyncLLMEngine,
+    conversations: Sequence[ChatTurns],
+    any_length: bool = False,
+    created: int | None = None,
 ) -> list[TokensPrompt]:
     """Render the chat template for each conversation, and tokenize the result.
 
-    Raises ApiError 400 for messages that the template refuses, or that can't fit the context, unless they have
-    `any_length`.
+    created: the time for the template, in seconds since the epoch; None: now. Raises ApiError 400 for messages that
+    the template refuses, or that can't fit the context, unless they have `any_length`.
     """
     processor = await engine.get_input_preprocessor()
     size = sum(
         num_characters([turns.messages, turns.tools, dict(turns.variables)]) for turns in conversations
     )
     return await run_by_size(
-        size, lambda: [render_chat(processor, turns, any_length) for turns in conversations]
+        size, lambda: [render_chat(processor, turns, any_length, created) for turns in conversations]
     )
 
 
@@ -194,18 +203,23 @@ def num_characters(value: object) -> int:
     return 1
 
 
-def render_chat(processor: Processor, turns: ChatTurns, any_length: bool) -> TokensPrompt:
+def render_chat(
+    processor: Processor, turns: ChatTurns, any_length: bool, created: int | None
+) -> TokensPrompt:
     tokenizer: Any = processor.tokenizer
     try:
-        text: str = tokenizer.apply_chat_template(
-            turns.messages,
-            tokenize=False,
-            add_generation_prompt=turns.open_answer,
-            continue_final_message=turns.continue_last,
-            tools=turns.tools,
-            chat_template=turns.template,
-            **turns.variables,
-        )
+        template = tokenizer.get_chat_template(turns.template, turns.tools)
+        # A continued stream has the day on which it began.
+        with stopped_clock(template, created):
+            text: str = tokenizer.apply_chat_template(
+                turns.messages,
+                tokenize=False,
+                add_generation_prompt=turns.open_answer,
+                continue_final_message=turns.continue_last,
+                tools=turns.tools,
+                chat_template=template,
+                **turns.variables,
+            )
     except Exception as error:  # a template may raise any, given data that it doesn't expect
         message = f"messages don't fit the model's chat template: {shorten(str(error))}"
         raise ApiError(400, message, param="messages") from None

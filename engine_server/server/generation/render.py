@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from starlette.responses import Response
 
-from engine_server.contract.continuation import ReportedUsage, TokenReport
+from engine_server.contract.continuation import TokenReport
 from engine_server.contract.headers import USAGE
 from engine_server.server.generation.events import (
     ChoiceDelta,
@@ -16,8 +16,13 @@ from engine_server.server.generation.events import (
     Resumed,
     TokenCounts,
 )
-from engine_server.server.generation.token_reports import TokenReports
-from engine_server.server.http.event_stream import EventStream, StreamFormat
+from engine_server.server.generation.token_reports import (
+    EventRenderer,
+    TokenReports,
+    UsageReport,
+    reported_usage,
+)
+from engine_server.server.http.event_stream import StreamFormat
 
 if TYPE_CHECKING:
     from engine_server.server.generation.generation import Generation
@@ -46,10 +51,24 @@ class Renderer(StreamFormat, Protocol):
 class StreamEncoder:
     """Encodes a generation's events as server-sent ones, with reports of their tokens if the router asks for them."""
 
-    def __init__(self, renderer: Renderer, first_report: TokenReport | None) -> None:
-        """first_report: the answer's id, creation time and seed, if its tokens are reported."""
+    def __init__(self, renderer: Renderer, first_report: TokenReport | None, *, reports_usage: bool) -> None:
+        """first_report: the beginning of the first report, if the stream's tokens are reported.
+
+        reports_usage: otherwise, report the usage before the end of the stream.
+        """
         self._renderer = renderer
-        self._render = TokenReports(renderer, first_report).event if first_report else renderer.event
+        self.error = renderer.error
+        self._reports: EventRenderer = renderer
+        if first_report is not None:
+            self._reports = TokenReports(renderer, first_report)
+        elif reports_usage:
+            self._reports = UsageReport(renderer)
+        self._render = self._reports.event
+
+    @property
+    def end(self) -> bytes:
+        """The bytes that follow the last event."""
+        return self._reports.end
 
     async def encode(self, events: list[Resumed | GenerationEvent]) -> bytes:
         """Return the bytes for events that happen together; b"" for none."""
@@ -83,14 +102,6 @@ async def whole_answer(generation: Generation, renderer: Renderer) -> Response:
                 elif isinstance(event, GenerationFinished):
                     counts = event.counts
     choices.sort(key=lambda delta: delta.choice)
-    reported = ReportedUsage(counts.prompt_tokens, counts.completion_tokens)
-    headers = {USAGE: reported.header()}
+    headers = {USAGE: reported_usage(counts).header()}
     body = await renderer.body(choices, counts)
     return Response(body, headers=headers, media_type="application/json")
-
-
-def stream_answer(
-    generation: Generation, renderer: Renderer, keep_alive: float, first_report: TokenReport | None
-) -> Response:
-    """Return the response that streams the events. keep_alive: seconds without a byte until a comment is sent."""
-    return EventStream(generation, StreamEncoder(renderer, first_report).encode, renderer, keep_alive)

@@ -7,14 +7,20 @@ from typing import Protocol
 import msgspec
 
 from engine_server.contract.continuation import ReportedUsage, TokenReport
-from engine_server.server.generation.events import ChoiceDelta, GenerationEvent, GenerationFinished
+from engine_server.server.generation.events import (
+    ChoiceDelta,
+    GenerationEvent,
+    GenerationFinished,
+    TokenCounts,
+)
 
 
 class EventRenderer(Protocol):
     """The part of an API's renderer that streams need."""
 
-    # Follows the last event.
-    end: bytes
+    @property
+    def end(self) -> bytes:
+        """The bytes that follow the last event."""
 
     def event(self, event: GenerationEvent) -> bytes: ...
 
@@ -34,6 +40,10 @@ class TokenReports:
         self._token_ids: list[int] = []
         self._rendered = b""
 
+    @property
+    def end(self) -> bytes:
+        return self._renderer.end
+
     def event(self, event: GenerationEvent) -> bytes:
         self._rendered += self._renderer.event(event)
         first, usage, end = self._next, None, 0
@@ -42,7 +52,7 @@ class TokenReports:
             if event.finish is not None:
                 return b""
         elif isinstance(event, GenerationFinished):
-            usage = ReportedUsage(event.counts.prompt_tokens, event.counts.completion_tokens)
+            usage = reported_usage(event.counts)
             end = len(self._renderer.end) > 0
         rendered, token_ids = self._rendered, self._token_ids
         self._rendered, self._token_ids = b"", []
@@ -56,3 +66,34 @@ class TokenReports:
         )
         self._next = TokenReport(report.seed)
         return report.encode() + rendered
+
+
+class UsageReport:
+    """Writes one report, of the usage, before the end of a stream that can't be continued.
+
+    Routers of 0.2.0 take a stream with an earlier one for one that can be continued, and look for reports where a chunk
+    begins, as the end does.
+    """
+
+    def __init__(self, renderer: EventRenderer) -> None:
+        self._renderer = renderer
+        # None until the last event.
+        self._usage: ReportedUsage | None = None
+
+    @property
+    def end(self) -> bytes:
+        end = self._renderer.end
+        if self._usage is None:
+            return end
+        # The seed is of no use, and a router of 0.2.0 demands one.
+        return TokenReport(seed=0, events=end.count(b"\n\n"), usage=self._usage).encode() + end
+
+    def event(self, event: GenerationEvent) -> bytes:
+        if isinstance(event, GenerationFinished):
+            self._usage = reported_usage(event.counts)
+        return self._renderer.event(event)
+
+
+def reported_usage(counts: TokenCounts) -> ReportedUsage:
+    """Return the numbers of tokens of a whole answer as they are reported to the router."""
+    return ReportedUsage(counts.prompt_tokens, counts.completion_tokens)

@@ -23,8 +23,9 @@ EVENT_END = b"\n\n"
 class StreamFormat(Protocol):
     """The parts of a stream that are the same for all events of an API."""
 
-    # Follows the last event, also after an error.
-    end: bytes
+    @property
+    def end(self) -> bytes:
+        """The bytes that follow the last event, also after an error."""
 
     def error(self, error: ApiError) -> bytes:
         """Return the event that reports a failure in mid-stream."""

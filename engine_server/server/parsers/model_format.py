@@ -39,6 +39,8 @@ class ModelFormat:
     template: ResponseTemplate | None
     call: CallForm | None
     short_call_ids: bool
+    # The template as plain data.
+    template_data: Mapping[str, Any] | None = None
     # The chat template has a place for tools.
     takes_tools: bool = True
     # The chat template takes the arguments of earlier calls as JSON text.
@@ -156,6 +158,7 @@ def find_format(tokenizer: Any, file: Path | None) -> ModelFormat:
         template=loaded,
         call=call,
         short_call_ids=ours.get("call_id") == "short",
+        template_data=template,
         takes_tools=takes_tools,
         text_arguments=takes_tools and needs_text_arguments(tokenizer),
         object_arguments=takes_tools and needs_object_arguments(tokenizer),

@@ -48,6 +48,24 @@ def test_clients_credentials_reach_only_engines_that_take_them():
     assert EngineCredentials().lines(fields, tenants, ANYONE) == b""
 
 
+def test_the_key_in_a_deployments_own_file_comes_before_the_derived_one_and_the_clients(tmp_path):
+    root, own = tmp_path / "root", tmp_path / "own"
+    root.write_bytes(ROOT)
+    own.write_bytes(b"own-key\n")
+    deployment = Deployment(Key("ns", "a"), ("a",), key_file=own)
+    for credentials in (EngineCredentials(root), EngineCredentials()):
+        lines = credentials.lines({b"x-api-key": b"k"}, deployment, ANYONE)
+        assert lines == b"Authorization: Bearer own-key\r\n"
+
+
+@pytest.mark.parametrize("content", [b"", b"two words", b"two\nlines", b"\xff"])
+def test_a_file_that_is_not_one_key_is_an_error_at_the_start(tmp_path, content):
+    file = tmp_path / "key"
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match="key"):
+        EngineCredentials().endpoint_keys.load(file)
+
+
 @pytest.mark.parametrize("content", [None, b"", b" \n"])
 def test_a_file_without_a_key_is_an_error_at_the_start(tmp_path, content):
     file = tmp_path / "root"

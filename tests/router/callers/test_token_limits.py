@@ -3,6 +3,7 @@
 import asyncio
 import logging
 
+import msgspec
 import pytest
 from router_keys import ask, reporting, status_of, usage
 
@@ -161,6 +162,72 @@ async def test_a_stream_that_the_client_leaves_counts_its_tokens_so_far_and_a_pr
 
     await eventually(counted)
     assert await tokens(router) == len(engine.received[0].body) // 4 + 3
+
+
+async def test_a_stream_that_the_client_leaves_counts_the_prompt_that_its_first_report_has(
+    start_engine, start_router, keys_file, eventually
+):
+    first = msgspec.structs.replace(FIRST, prompt_tokens=700)
+    engine = await start_engine(streaming(first, end=False))
+    router = await start_router({"m": [engine]}, keys_file=keys_file.write({"name": "a"}))
+    async with ask(router, stream=True, prompt="x" * 4000) as response:
+        await response.content.readany()
+    await eventually(engine.hung_up.is_set)
+
+    async def counted() -> bool:
+        return await tokens(router) > 0
+
+    await eventually(counted)
+    assert await tokens(router) == 703
+    counter = r'fairlead_router_tokens_total\{key="a",kind="prompt"\}'
+    assert await router.metric(counter) == 700
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["chunks", "one chunk"])
+async def test_tokens_of_a_stream_that_reports_its_usage_alone_are_charged(
+    start_engine, start_router, keys_file, together
+):
+    event, end = b"data: 1\n\n", b"data: [DONE]\n\n"
+    last = TokenReport(seed=0, events=1, usage=ReportedUsage(30, 4000)).encode() + end
+    chunks = [event + event + last] if together else [event, event, last]
+
+    async def behave(engine, request, writer):
+        writer.write(
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
+        for data in (event, *chunks):
+            writer.write(b"%x\r\n%b\r\n" % (len(data), data))
+        writer.write(b"0\r\n\r\n")
+
+    router = await start_router({"m": [await start_engine(behave)]}, keys_file=keys_file.write({"name": "a"}))
+    async with ask(router, stream=True, n=2) as response:
+        assert await response.read() == event * 3 + end
+    assert await tokens(router) == 4030
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/messages/count_tokens", "/v1/responses/input_tokens", "/tokenize", "/detokenize"]
+)
+async def test_counting_tokens_costs_none_before_and_after_the_answer(
+    start_engine, start_router, keys_file, eventually, path
+):
+    answers = asyncio.Event()
+
+    async def answer_later(engine, request, writer):
+        await answers.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+    engine = await start_engine(answer_later)
+    router = await start_router(
+        {"m": [engine]}, keys_file=keys_file.write({"name": "a", "tokensPerMinute": 10})
+    )
+
+    burst = [asyncio.create_task(status_of(ask(router, path=path, prompt="x" * 4000))) for _ in range(2)]
+    await eventually(lambda: len(engine.received) == 2)
+    answers.set()
+
+    assert await asyncio.gather(*burst) == [200, 200]
+    assert await tokens(router) == 0
 
 
 async def test_an_engine_that_reports_no_tokens_is_counted_by_bytes_and_events(

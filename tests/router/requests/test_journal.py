@@ -1,5 +1,6 @@
 """The record of a stream, and the body of the request that continues it."""
 
+import msgspec
 import pytest
 
 from engine_server.contract.continuation import ReportedUsage, TokenReport
@@ -26,16 +27,31 @@ def test_journal_has_the_tokens_and_events_of_all_reports_and_the_identity_of_th
     assert (journal.events, journal.id, journal.created, journal.seed) == (5, "chatcmpl-1", 5, -7)
 
 
-def test_request_to_continue_a_stream_has_the_cached_tokens_of_the_first_report():
-    counted = TokenReport(seed=-7, token_ids=[1], events=1, id="chatcmpl-1", created=5, cached_tokens=16)
+def test_request_to_continue_a_stream_has_the_terms_of_its_beginning():
+    prompt, settings = "a" * 32, b"b" * 32
+    counted = TokenReport(
+        -7, [1], 1, id="chatcmpl-1", created=5, cached_tokens=16, prompt_tokens=20, prompt_hash=prompt
+    )
     uncounted = TokenReport(-7, [4], 1)
     request = Request(b"POST", b"/v1/completions", b"", {}, b"{}", http11=True, last=False, id=b"one")
 
-    head = resume_message(request, b"", recorded(counted, uncounted))[0]
+    journal = recorded(counted, uncounted)
+    journal.settings = settings
+    head = resume_message(request, b"", journal)[0]
     of_earlier_release = resume_message(request, b"", recorded(FIRST, uncounted))[0]
 
-    assert b"Fairlead-Stream: cached=16\r\n" in head
+    assert b"Fairlead-Stream: cached=16, prompt=%b, settings=%b\r\n" % (prompt.encode(), settings) in head
     assert b"Fairlead-Stream" not in of_earlier_release
+
+
+def test_tokens_that_are_not_kept_are_counted_and_known_with_the_prompt_of_the_first_report():
+    journal = recorded(msgspec.structs.replace(FIRST, prompt_tokens=9))
+    journal.forgo()
+    journal.record(TokenReport(seed=-7, token_ids=[3, 4], events=1))
+
+    assert journal.num_tokens == 4
+    assert journal.known_usage == ReportedUsage(9, 4)
+    assert recorded(FIRST).known_usage is None
 
 
 def test_stream_whose_last_report_was_forwarded_has_ended_and_is_not_resumable():

@@ -286,6 +286,12 @@ CASES = {
         TRIED,
         Retry(attempts=after("model_mismatch", refused=True, unfit=(TWO,))),
     ),
+    "an engine that compares settings and prompts is no attempt for a stream": (
+        refused(ErrorCode.MODEL_MISMATCH, BEGUN),
+        changed({"has_settings": True}),
+        TRIED,
+        Retry(attempts=after("model_mismatch", tried=(ONE,), refused=True, unfit=(TWO,))),
+    ),
     "another refusal is an attempt whatever the fingerprint": (
         refused(ErrorCode.INVALID_VALUE, BEGUN),
         changed({"fingerprint": b"weights-2"}),

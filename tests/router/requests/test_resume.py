@@ -184,6 +184,69 @@ async def test_stream_continues_only_on_a_replica_of_the_same_model(start_engine
     assert len(refused) <= len(new)
 
 
+SETTINGS, OTHER_SETTINGS, PROMPT, OTHER_PROMPT = (digit * 32 for digit in ("a", "b", "c", "d"))
+# Of the replicas that can't continue a stream.
+DIFFERENT = {
+    "other settings": {"settings": OTHER_SETTINGS.encode(), "prompt": PROMPT},
+    "another prompt": {"settings": SETTINGS.encode(), "prompt": OTHER_PROMPT},
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+async def test_replicas_with_other_settings_or_another_prompt_are_no_attempts(
+    start_engine, start_router, name
+):
+    """There are more of them than attempts. The stream begins at a replica whose settings all but they share."""
+    same = {"settings": SETTINGS.encode(), "prompt": PROMPT}
+    first, last = await start_engine(Stream(2, **same)), await start_engine(Stream(**same))
+    different = [Stream(**DIFFERENT[name]) for _ in range(4)]
+    others = [await start_engine(stream) for stream in different]
+    router = await start_router({"m": [first, *others, last]}, policy="round_robin")
+
+    streams = [await read(router) for _ in range(6)]
+
+    assert streams == [WHOLE] * 6
+    assert [stream.continued for stream in different] == [0] * 4
+    resumed = [r for engine in others for r in engine.received if r.header("Fairlead-Resume")]
+    assert {r.header("Fairlead-Stream") for r in resumed} <= {f"prompt={PROMPT}, settings={SETTINGS}"}
+    assert await router.metric("fairlead_router_interrupted_total") == 0
+
+
+async def test_replica_whose_other_settings_are_known_is_not_asked(start_engine, start_router):
+    first = await start_engine(Stream(2, settings=SETTINGS.encode()))
+    other = await start_engine(Stream(settings=OTHER_SETTINGS.encode()))
+    router = await start_router({"m": [other, first]}, policy="round_robin")
+
+    bodies = [await read(router), await read(router)]
+
+    assert bodies[0] == WHOLE and b'"code":"interrupted"' in bodies[1]
+    assert not any(request.header("Fairlead-Resume") for request in other.received)
+
+
+@pytest.mark.parametrize("first", [SETTINGS.encode(), b""], ids=["to 0.2.0", "from 0.2.0"])
+async def test_replica_of_an_earlier_release_continues_and_is_continued(start_engine, start_router, first):
+    second = b"" if first else SETTINGS.encode()
+    engines = [
+        await start_engine(Stream(2, settings=first, prompt=PROMPT if first else None)),
+        await start_engine(Stream(settings=second)),
+    ]
+    router = await start_router({"m": engines}, policy="round_robin")
+
+    assert [await read(router), await read(router)] == [WHOLE] * 2
+    (resumed,) = (r for r in engines[1].received if r.header("Fairlead-Resume"))
+    expected = f"prompt={PROMPT}, settings={SETTINGS}" if first else None
+    assert resumed.header("Fairlead-Stream") == expected
+
+
+async def test_settings_of_another_form_than_a_hash_are_counted_and_ignored(start_engine, start_router):
+    engines = [await start_engine(Stream(2, settings=b"x y")), await start_engine(Stream())]
+    router = await start_router({"m": engines}, policy="round_robin")
+
+    assert [await read(router), await read(router)] == [WHOLE] * 2
+    rejected = r'fairlead_router_rejected_total\{reason="out_of_range",sender="engine"\}'
+    assert await router.metric(rejected) >= 1
+
+
 async def test_stream_ends_with_an_error_if_only_replicas_of_another_model_are_left(
     start_engine, start_router
 ):

@@ -1,6 +1,7 @@
 """Deployments from the flag `--endpoint`."""
 
 import argparse
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,12 @@ def test_a_model_has_the_addresses_of_all_flags_that_name_it():
     assert first.addresses == (Address("h", 1), Address("h", 2))
     assert (second.key, second.addresses) == (Key("default", "b"), (Address("h", 1),))
     assert not first.vouched  # a probe must succeed before the first request
+
+
+def test_the_engines_of_the_flags_may_have_a_path_of_readiness_and_a_key_of_their_own():
+    (deployment,) = deployments_from_flags([parse_endpoint("a=http://h:1")], "/health", Path("/run/key"))
+
+    assert (deployment.ready_path, deployment.key_file) == ("/health", Path("/run/key"))
 
 
 def test_an_address_is_a_host_with_a_port_or_the_path_of_a_unix_socket():

