@@ -16,7 +16,6 @@ from engine_server.router.requests.observation import Observation
 from engine_server.router.requests.outcome import FINISHED, REFUSED, UNANSWERED, Outcome
 from engine_server.router.requests.placement import Place, Placement
 from engine_server.router.requests.relay import Relay
-from engine_server.router.requests.retry_budget import RetryBudget
 from engine_server.router.requests.watch import Watch
 from engine_server.router.routing.directory import Route
 from engine_server.router.routing.endpoint import Endpoint
@@ -37,7 +36,6 @@ class Forwarder:
         callers: Callers,
         placement: Placement,
         selector: Selector,
-        budget: RetryBudget,
         hold: Hold,
         watch: Watch,
         pools: Pools,
@@ -49,7 +47,6 @@ class Forwarder:
         self._credentials = callers.engine_credentials
         self._placement = placement
         self._selector = selector
-        self._budget = budget
         self._hold = hold
         self._open = watch.open
         self._pools = pools
@@ -62,7 +59,6 @@ class Forwarder:
         """Answer a request with an engine's answer. Raises RequestError if no engine gives one."""
         request = exchange.request
         with self._observation.begin(request) as lifecycle:
-            self._budget.count(lifecycle.started)
             caller = self._callers.identify(request.fields)
             if (content_type := request.fields.get(b"content-type")) != JSON:
                 self._check_type(content_type)

@@ -22,7 +22,6 @@ from engine_server.router.requests.next_step import (
     Wait,
     without_endpoint,
 )
-from engine_server.router.requests.retry_budget import RetryBudget
 from engine_server.router.routing.directory import Directory, Route, Target
 from engine_server.router.routing.health import Health
 from engine_server.router.routing.key import RouteKey
@@ -44,14 +43,11 @@ class Place(msgspec.Struct, frozen=True, gc=False):
 class Placement:
     """Finds the place of each attempt. A request leaves it for the next one, and at the end of its lifecycle."""
 
-    def __init__(
-        self, directory: Directory, health: Health, selector: Selector, hold: Hold, budget: RetryBudget
-    ) -> None:
+    def __init__(self, directory: Directory, health: Health, selector: Selector, hold: Hold) -> None:
         self._directory = directory
         self._health = health
         self._hold = hold
         self._selector = selector
-        self._budget = budget
         self._logged = RecentSubjects()
 
     async def acquire(
@@ -65,6 +61,8 @@ class Placement:
         caller, stream, hold = lifecycle.caller, lifecycle.journal, self._hold
         while True:
             route = usable_route(key.model, caller, self._directory)
+            if lifecycle.deployment != route.target.deployment:
+                route.budget.count(lifecycle.started)
             lifecycle.assign(key.model, route.target)
             fingerprint = b"" if stream is None else stream.fingerprint
             choice: Choice | None = None
@@ -124,7 +122,7 @@ class Placement:
         if len(attempts.tried) == MAX_ATTEMPTS:
             return None
         choice = self._selector.pick(route, key, attempts.tried + attempts.unfit, fingerprint)
-        if choice is not None and attempts.budgeted and not self._budget.spend(perf_counter()):
+        if choice is not None and attempts.budgeted and not route.budget.spend(perf_counter()):
             return None
         return choice
 
