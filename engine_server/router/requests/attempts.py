@@ -1,5 +1,7 @@
 """The attempts to have a request answered: each sends it to an endpoint, until a step ends them."""
 
+from time import perf_counter
+
 from engine_server.contract.bounds import JSON_COMMAS, excess_of_structure
 from engine_server.router import errors
 from engine_server.router.callers.callers import Callers
@@ -8,6 +10,7 @@ from engine_server.router.http.exchange import JSON, Exchange
 from engine_server.router.http.upstream import Pools
 from engine_server.router.rejections import Reason, Sender
 from engine_server.router.requests.body_packer import unpack_body
+from engine_server.router.requests.deadline import read_deadline, timeout_line
 from engine_server.router.requests.hold.hold import Hold
 from engine_server.router.requests.journal import resume_message
 from engine_server.router.requests.lifecycle import Lifecycle
@@ -67,6 +70,7 @@ class Forwarder:
                 self._check_structure(request.body)
             scope = self._credentials.cache_scope(caller)
             key = read_key(request.body, request.fields, self._prefix_chars, scope)
+            lifecycle.deadline = read_deadline(request, key.timeout)
             attempts = FIRST
             refused: Relay | None = None
             while True:
@@ -147,7 +151,8 @@ class Forwarder:
                     relay.connect_error = error
                     return relay
             # First, so that the engine works while the relay is set up. The body must not be referenced after it.
-            connection.send(resume_message(request, lines, resumes) if resumes else request.message(lines))
+            head = lines + timeout_line(lifecycle.deadline, perf_counter())
+            connection.send(resume_message(request, head, resumes) if resumes else request.message(head))
             relay = Relay(exchange, lifecycle, self._memory)
             try:
                 connection.receive(relay)

@@ -6,6 +6,7 @@ from time import perf_counter
 import msgspec
 
 from engine_server.contract.quoting import quote
+from engine_server.router import errors
 from engine_server.router.callers.account import usable_route
 from engine_server.router.errors import RequestError
 from engine_server.router.http.exchange import Exchange
@@ -59,11 +60,14 @@ class Placement:
         means no model, or one that the sender may not use.
         """
         caller, stream, hold = lifecycle.caller, lifecycle.journal, self._hold
+        begun = stream is not None and stream.begun
         while True:
             route = usable_route(key.model, caller, self._directory)
             if lifecycle.deployment != route.target.deployment:
                 route.budget.count(lifecycle.started)
             lifecycle.assign(key.model, route.target)
+            if lifecycle.is_late:
+                return Fail(error=errors.timed_out(key.model), interrupts=begun)
             fingerprint = b"" if stream is None else stream.fingerprint
             choice: Choice | None = None
             if attempts.tried:
@@ -74,7 +78,6 @@ class Placement:
                 lifecycle.visit(choice.endpoint, key.size)
                 return Place(route, choice, attempts)
 
-            begun = stream is not None and stream.begun
             step = without_endpoint(self._view_route(route, key.model), attempts, begun=begun)
             if not isinstance(step, Wait):
                 return step
@@ -89,6 +92,7 @@ class Placement:
                     begun=begun,
                     caller=exchange.client.owner,
                     priority=caller.priority,
+                    deadline=lifecycle.deadline,
                 )
             except RequestError as error:
                 if error.detail:

@@ -60,7 +60,7 @@ class Relay(Wait):
     connect_error: OSError | None = None
     # Something has arrived since the last sweep of the watch.
     received: bool = True
-    # Time (of the event loop) of the last sweep that found that something had arrived.
+    # Time (perf_counter) of the last sweep that found that something had arrived.
     silent_since: float = 0.0
 
     @property

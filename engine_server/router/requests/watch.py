@@ -3,6 +3,7 @@
 import asyncio
 from collections import defaultdict
 from dataclasses import dataclass
+from time import perf_counter
 
 from engine_server.router.requests.relay import Relay
 from engine_server.router.routing.endpoint import Endpoint
@@ -27,6 +28,8 @@ class WatchTimes:
     stall: float = 45.0
     # Silence in the middle of a refusal after which the rest of it is not waited for.
     refusal: float = 1.0
+    # Silence after a client's deadline, at which the engine ends the answer, after which that is not waited for.
+    grace: float = 2.0
 
 
 class Watch:
@@ -48,9 +51,11 @@ class Watch:
         """Sweep until cancelled."""
         while True:
             await asyncio.sleep(self._times.sweep)
-            self._sweep(asyncio.get_running_loop().time())
+            self.sweep(perf_counter())
 
-    def _sweep(self, now: float) -> None:
+    def sweep(self, now: float) -> None:
+        """Break attempts that have been silent for too long at the time `now` (perf_counter), and adjust the probes."""
+        times = self._times
         silent: defaultdict[Endpoint, list[Relay]] = defaultdict(list)
         for relay in [*self.open]:
             source = relay.exchange.source
@@ -58,13 +63,17 @@ class Watch:
             if relay.received or paused:
                 relay.received = False
                 relay.silent_since = now
-            elif relay.held:
-                if now - relay.silent_since >= self._times.refusal:
+                continue
+            silence = now - relay.silent_since
+            if relay.held:
+                if silence >= times.refusal:
                     relay.break_off()
+            elif min(silence, now - relay.lifecycle.deadline) >= times.grace:
+                relay.break_off()
             elif relay.events is not None:
-                if now - relay.silent_since >= self._times.stall:
+                if silence >= times.stall:
                     self._break_stream(relay)
-            elif now - relay.silent_since >= self._times.silence:
+            elif silence >= times.silence:
                 assert relay.lifecycle.endpoint is not None
                 silent[relay.lifecycle.endpoint].append(relay)
         self._update_probes(silent)
@@ -85,14 +94,14 @@ class Watch:
 
     async def _probe(self, endpoint: Endpoint) -> None:
         """Probe an endpoint until it has not answered MAX_FAILED_PROBES in a row, and break its silent attempts."""
-        loop, times = asyncio.get_running_loop(), self._times
+        times = self._times
         failed = 0
-        silent_since = loop.time()
+        silent_since = perf_counter()
         while True:
             if await probe(endpoint.address, times.probe_timeout) is None:
                 failed += 1
             else:
-                failed, silent_since = 0, loop.time()
+                failed, silent_since = 0, perf_counter()
             if failed == MAX_FAILED_PROBES:
                 break
             await asyncio.sleep(times.probe_interval)
