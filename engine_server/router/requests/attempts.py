@@ -153,7 +153,7 @@ class Forwarder:
             # First, so that the engine works while the relay is set up. The body must not be referenced after it.
             head = lines + timeout_line(lifecycle.deadline, perf_counter())
             connection.send(resume_message(request, head, resumes) if resumes else request.message(head))
-            relay = Relay(exchange, lifecycle, self._memory)
+            relay = Relay(exchange, lifecycle, self._memory, connection)
             try:
                 connection.receive(relay)
                 exchange.follow(connection.transport)
