@@ -167,7 +167,7 @@ async def test_a_stream_that_waited_for_its_beginning_has_the_whole_time_when_it
 
         await engine.stop()
 
-        await eventually(lambda: hold.count == 1)
+        await eventually(lambda: hold.count == 1 and router.server._health.down)
         await engine.start()
         assert await rest(response) == b"data: two\n\n" + DONE
 
