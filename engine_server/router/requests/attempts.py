@@ -1,5 +1,6 @@
 """The attempts to have a request answered: each sends it to an endpoint, until a step ends them."""
 
+from math import inf
 from time import perf_counter
 
 from engine_server.contract.bounds import JSON_COMMAS, excess_of_structure
@@ -151,8 +152,9 @@ class Forwarder:
                     relay.connect_error = error
                     return relay
             # First, so that the engine works while the relay is set up. The body must not be referenced after it.
-            head = lines + timeout_line(lifecycle.deadline, perf_counter())
-            connection.send(resume_message(request, head, resumes) if resumes else request.message(head))
+            end = lifecycle.deadline
+            sent = lines if end == inf else lines + timeout_line(end, perf_counter())
+            connection.send(resume_message(request, sent, resumes) if resumes else request.message(sent))
             relay = Relay(exchange, lifecycle, self._memory, connection)
             try:
                 connection.receive(relay)

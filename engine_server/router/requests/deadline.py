@@ -33,7 +33,5 @@ def parse_seconds(field: bytes) -> float:
 
 
 def timeout_line(deadline: float, now: float) -> bytes:
-    """Return the header line with the seconds that an engine has; b"" without a deadline."""
-    if deadline == inf:
-        return b""
+    """Return the header line with the seconds that an engine has at the time `now` (perf_counter)."""
     return b"%b: %.3f\r\n" % (REQUEST_TIMEOUT.encode(), max(deadline - now, SHORTEST_SECONDS))
