@@ -48,7 +48,7 @@ class Clock:
         self._results: asyncio.Queue[int | None] = asyncio.Queue()
         monkeypatch.setattr(watch, "probe", self._probe)
 
-    async def _probe(self, address, seconds) -> int | None:
+    async def _probe(self, *_) -> int | None:
         self.sent += 1
         return await self._results.get()
 
