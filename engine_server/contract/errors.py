@@ -21,13 +21,13 @@ class ErrorCode(StrEnum):
     MISSING_FIELD = "missing_field"
     UNSUPPORTED_VALUE = "unsupported_value"
     INVALID_VALUE = "invalid_value"
-    REQUEST_TIMEOUT = "request_timeout"
     MODEL_MISMATCH = "model_mismatch"
 
     FOREIGN_ORIGIN = "foreign_origin"
 
     # From both.
     MODEL_NOT_FOUND = "model_not_found"
+    REQUEST_TIMEOUT = "request_timeout"
     BODY_TOO_LARGE = "body_too_large"
     HEAD_TOO_LARGE = "head_too_large"
     MALFORMED_REQUEST = "malformed_request"

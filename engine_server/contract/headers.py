@@ -1,4 +1,4 @@
-"""HTTP headers between the router and the engines. The router strips all of them from both directions."""
+"""HTTP headers between the router and the engines. The router strips those of Fairlead from both directions."""
 
 # Request: send a comment line with the seed and the new token ids before each SSE chunk.
 REPORT_TOKENS = "Fairlead-Report-Tokens"
@@ -20,4 +20,8 @@ USAGE = "Fairlead-Usage"
 # Response: hash of all that a continued stream depends on, such as weights, tokenizer and dtype.
 MODEL = "Fairlead-Model"
 
+# Request, of clients too: seconds in which the answer has to end. A router sends the rest of the client's.
+REQUEST_TIMEOUT = "X-Request-Timeout"
+
+# Those of Fairlead.
 ALL_HEADERS = frozenset({REPORT_TOKENS, RESUME, STREAM, DEPLOYMENT, ADAPTER, CALLER, LOAD, USAGE, MODEL})

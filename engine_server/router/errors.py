@@ -15,6 +15,7 @@ from engine_server.contract.errors import (
     has_anthropic_errors,
     router_error_type,
 )
+from engine_server.contract.headers import REQUEST_TIMEOUT
 from engine_server.contract.quoting import quote, shorten
 from engine_server.router.obstacle import UNKNOWN, Obstacle
 
@@ -100,6 +101,19 @@ def not_json(content_type: bytes | None) -> RequestError:
     found = "missing" if content_type is None else quote(content_type.decode("latin-1"))
     message = f"The content type is {found}; it takes application/json"
     return RequestError(415, ErrorCode.UNSUPPORTED_MEDIA_TYPE, message)
+
+
+def bad_timeout(field: bytes) -> RequestError:
+    """Return the error for a header with a timeout that is no number of seconds, in the words of the engine."""
+    found = quote(field.decode("latin-1"))
+    message = f"{REQUEST_TIMEOUT} is {found}; it takes a number of seconds over 0"
+    return RequestError(400, ErrorCode.INVALID_VALUE, message)
+
+
+def timed_out(model: str) -> RequestError:
+    """Return the error for a request whose own timeout passed while no replica had it."""
+    message = f"The request's timeout passed before a replica of {quote(model)} answered it"
+    return RequestError(504, ErrorCode.REQUEST_TIMEOUT, message, lines=[NO_RETRY])
 
 
 def unknown_host(host: bytes) -> RequestError:

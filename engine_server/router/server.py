@@ -36,7 +36,6 @@ from engine_server.router.requests.body_packer import BodyPacker
 from engine_server.router.requests.hold.hold import Hold, HoldSettings
 from engine_server.router.requests.observation import Observation
 from engine_server.router.requests.placement import Placement
-from engine_server.router.requests.retry_budget import RetryBudget
 from engine_server.router.requests.watch import Watch, WatchTimes
 from engine_server.router.routing.directory import Deployment, Directory
 from engine_server.router.routing.endpoint import Endpoint
@@ -134,12 +133,11 @@ class Server:
         self._outputs = outputs = outputs or Outputs()
         observation = Observation(metrics, outputs.access_log, outputs.tracing)
         budget = BodyBudget(settings.buffer_bytes)
-        selector, retry_budget = Selector(self._health), RetryBudget()
+        selector = Selector(self._health)
         forwarder = Forwarder(
             callers,
-            Placement(self._directory, self._health, selector, self._hold, retry_budget),
+            Placement(self._directory, self._health, selector, self._hold),
             selector,
-            retry_budget,
             self._hold,
             self._watch,
             self._pools,

@@ -25,6 +25,7 @@ from engine_server.router.callers.ledger import Ledger, UsageReport
 from engine_server.router.demand import Demand
 from engine_server.router.demand_page import DemandPage
 from engine_server.router.http.wire import Request
+from engine_server.router.requests.deadline import timeout_line
 from engine_server.router.requests.journal import Journal, resume_message
 from engine_server.router.routing.directory import Adapter, Deployment, Directory, Route
 from engine_server.router.routing.endpoint import Address
@@ -73,7 +74,8 @@ def client_request(model: str, **fields: object) -> Request:
 def head_lines(model: str) -> bytes:
     """Return the lines that the router adds to the head of a request."""
     found = route(model)
-    return found.request_lines + credentials(ROUTER_ROOTS).lines({}, found.deployment, CALLER)
+    lines = found.request_lines + credentials(ROUTER_ROOTS).lines({}, found.deployment, CALLER)
+    return lines + timeout_line(NOW + 600, NOW)
 
 
 def write_requests() -> dict[str, bytes]:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from engine_server.contract.headers import ALL_HEADERS
+from engine_server.contract.headers import ALL_HEADERS, REQUEST_TIMEOUT
 
 HOP_BY_HOP_FIELDS = (
     b"connection",
@@ -15,7 +15,13 @@ HOP_BY_HOP_FIELDS = (
     b"upgrade",
 )
 # Fields that the router writes itself, or answers.
-REWRITTEN_FIELDS = (b"content-length", b"expect", b"http2-settings", b"x-request-id")
+REWRITTEN_FIELDS = (
+    b"content-length",
+    b"expect",
+    b"http2-settings",
+    b"x-request-id",
+    REQUEST_TIMEOUT.lower().encode(),
+)
 # Fields with keys, which the router adds for the engines that may have them.
 CREDENTIAL_FIELDS = (b"authorization", b"x-api-key")
 # Fields that say who the client is. The router itself reads them; to an engine the client is the router.
@@ -79,7 +85,6 @@ REQUEST_FIELDS = ForwardedFields(
         b"content-encoding",
         b"x-session-id",
         b"session_id",
-        b"x-request-timeout",
         # Of clients of OpenAI's and Anthropic's APIs.
         b"openai-*",
         b"anthropic-*",

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from time import perf_counter
 from typing import NamedTuple
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
@@ -85,6 +86,8 @@ class RequestReader:
         self._http11 = False
         # Bytes of trailers, chunk headers and chunk extensions, less an allowance in proportion to the body.
         self._framing = 0
+        # Time (perf_counter) of the first byte of the request.
+        self._arrived = 0.0
         # The time at which the request began, None until its first piece is noted, and that of its last piece.
         self._began: float | None = None
         self._last_piece = 0.0
@@ -204,6 +207,7 @@ class RequestReader:
     def on_message_begin(self) -> None:
         self.receiving = self._in_head = self._new = True
         self._framing = 0
+        self._arrived = perf_counter()
         self._began = self._body = None
         self._fields.clear()
 
@@ -263,7 +267,9 @@ class RequestReader:
         if self.received and not self._heads_wait:
             self._heads_wait = True
             self.held += WAITING_HEADS_BYTES
-        self.received.append(Request(method, target, self._lines, read, body, self._http11, last, id_))
+        self.received.append(
+            Request(method, target, self._lines, read, body, self._http11, last, id_, arrived=self._arrived)
+        )
         self.receiving = False
         self._body = None  # it lives as long as its request
 

@@ -6,11 +6,24 @@ import fcntl
 import socket
 import sys
 import termios
+from typing import NamedTuple
 
-KEEPALIVE_IDLE_SECONDS = 15
-KEEPALIVE_INTERVAL_SECONDS = 5
 KEEPALIVE_PROBES = 4
-UNACKNOWLEDGED_MILLISECONDS = 30_000
+
+
+class LossTimes(NamedTuple):
+    """Times in seconds by which the kernel finds out that the peer's machine is gone."""
+
+    # Silence before the first probe, and between two probes.
+    idle: int
+    interval: int
+    # Time in which the peer acknowledges neither data nor probes. It also ends connections whose peer reads nothing.
+    unacknowledged: int
+
+
+PATIENT = LossTimes(idle=15, interval=5, unacknowledged=30)
+# For a connection on which the router only receives.
+IMPATIENT = LossTimes(idle=2, interval=1, unacknowledged=5)
 
 
 def configure_transport(transport: asyncio.Transport) -> None:
@@ -22,16 +35,24 @@ def configure_transport(transport: asyncio.Transport) -> None:
     sock = transport.get_extra_info("socket")
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if is_tcp(sock):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_SECONDS)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_SECONDS)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PATIENT.idle)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PATIENT.interval)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
 
 
-def limit_unacknowledged_time(transport: asyncio.Transport) -> None:
-    """Close the connection if the peer acknowledges nothing for 30 s."""
+def detect_loss(transport: asyncio.Transport, times: LossTimes) -> None:
+    """Close the connection if the peer acknowledges nothing for as long as `times` say."""
     sock = transport.get_extra_info("socket")
-    if is_tcp(sock):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MILLISECONDS)
+    if transport.is_closing() or not is_tcp(sock):
+        return
+    # uvloop's object makes a socket for each call, which takes longer than all three.
+    own = socket.SocketType(sock.family, sock.type, sock.proto, sock.fileno())
+    try:
+        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, times.idle)
+        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, times.interval)
+        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * times.unacknowledged)
+    finally:
+        own.detach()
 
 
 def is_tcp(sock: socket.socket) -> bool:

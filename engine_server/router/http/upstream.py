@@ -10,7 +10,7 @@ from httptools import HttpParserError, HttpResponseParser
 from engine_server.router.http.exchange import Exchange, wait_for
 from engine_server.router.http.forwarded_fields import ANSWER_FIELDS, ForwardedFields
 from engine_server.router.http.limits import Limits
-from engine_server.router.http.transport import configure_transport, limit_unacknowledged_time
+from engine_server.router.http.transport import IMPATIENT, PATIENT, configure_transport, detect_loss
 from engine_server.router.http.wire import Fields, Message
 from engine_server.router.routing.endpoint import Endpoint, EngineAddress
 
@@ -78,6 +78,8 @@ class EngineConnection(asyncio.Protocol):
         # The answer has ended, and as it should.
         self._ended = False
         self._reusable = False
+        # The loss of the engine's machine is noticed early.
+        self._impatient = False
         # Bytes of the head that arrived, interim answers included; after the head those without a part of the body.
         self._head_size = 0
 
@@ -93,9 +95,18 @@ class EngineConnection(asyncio.Protocol):
         self._receiver = None
         if self._reusable and not self._reason:  # which would be that of a further answer
             self.transport.resume_reading()
+            if self._impatient:
+                self._impatient = False
+                detect_loss(self.transport, PATIENT)
             self._pool.put(self)
         else:
             self.transport.abort()
+
+    def detect_loss_early(self) -> None:
+        """Notice within seconds if the engine's machine is lost, until the release: its answer has begun."""
+        if not self._impatient:
+            self._impatient = True
+            detect_loss(self.transport, IMPATIENT)
 
     # Called by the transport
 
@@ -103,7 +114,7 @@ class EngineConnection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
         self.send = self.transport.writelines
         configure_transport(self.transport)
-        limit_unacknowledged_time(self.transport)
+        detect_loss(self.transport, PATIENT)
 
     def data_received(self, data: bytes) -> None:
         receiver = self._receiver

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 from http import HTTPStatus
 from itertools import chain
+from time import perf_counter
 
 import msgspec
 
@@ -114,6 +115,8 @@ class Request(msgspec.Struct):
     id: bytes
     # In place of `body`, which then is empty.
     packed: PackedBody | None = None
+    # Time (perf_counter) of the first byte of its head.
+    arrived: float = msgspec.field(default_factory=perf_counter)
 
     @property
     def body_size(self) -> int:

@@ -1,5 +1,8 @@
 """The attempts to have a request answered: each sends it to an endpoint, until a step ends them."""
 
+from math import inf
+from time import perf_counter
+
 from engine_server.contract.bounds import JSON_COMMAS, excess_of_structure
 from engine_server.router import errors
 from engine_server.router.callers.callers import Callers
@@ -8,6 +11,7 @@ from engine_server.router.http.exchange import JSON, Exchange
 from engine_server.router.http.upstream import Pools
 from engine_server.router.rejections import Reason, Sender
 from engine_server.router.requests.body_packer import unpack_body
+from engine_server.router.requests.deadline import read_deadline, timeout_line
 from engine_server.router.requests.hold.hold import Hold
 from engine_server.router.requests.journal import resume_message
 from engine_server.router.requests.lifecycle import Lifecycle
@@ -16,7 +20,6 @@ from engine_server.router.requests.observation import Observation
 from engine_server.router.requests.outcome import FINISHED, REFUSED, UNANSWERED, Outcome
 from engine_server.router.requests.placement import Place, Placement
 from engine_server.router.requests.relay import Relay
-from engine_server.router.requests.retry_budget import RetryBudget
 from engine_server.router.requests.watch import Watch
 from engine_server.router.routing.directory import Route
 from engine_server.router.routing.endpoint import Endpoint
@@ -37,7 +40,6 @@ class Forwarder:
         callers: Callers,
         placement: Placement,
         selector: Selector,
-        budget: RetryBudget,
         hold: Hold,
         watch: Watch,
         pools: Pools,
@@ -49,7 +51,6 @@ class Forwarder:
         self._credentials = callers.engine_credentials
         self._placement = placement
         self._selector = selector
-        self._budget = budget
         self._hold = hold
         self._open = watch.open
         self._pools = pools
@@ -62,7 +63,6 @@ class Forwarder:
         """Answer a request with an engine's answer. Raises RequestError if no engine gives one."""
         request = exchange.request
         with self._observation.begin(request) as lifecycle:
-            self._budget.count(lifecycle.started)
             caller = self._callers.identify(request.fields)
             if (content_type := request.fields.get(b"content-type")) != JSON:
                 self._check_type(content_type)
@@ -71,6 +71,7 @@ class Forwarder:
                 self._check_structure(request.body)
             scope = self._credentials.cache_scope(caller)
             key = read_key(request.body, request.fields, self._prefix_chars, scope)
+            lifecycle.deadline = read_deadline(request, key.timeout)
             attempts = FIRST
             refused: Relay | None = None
             while True:
@@ -151,8 +152,10 @@ class Forwarder:
                     relay.connect_error = error
                     return relay
             # First, so that the engine works while the relay is set up. The body must not be referenced after it.
-            connection.send(resume_message(request, lines, resumes) if resumes else request.message(lines))
-            relay = Relay(exchange, lifecycle, self._memory)
+            end = lifecycle.deadline
+            sent = lines if end == inf else lines + timeout_line(end, perf_counter())
+            connection.send(resume_message(request, sent, resumes) if resumes else request.message(sent))
+            relay = Relay(exchange, lifecycle, self._memory, connection)
             try:
                 connection.receive(relay)
                 exchange.follow(connection.transport)

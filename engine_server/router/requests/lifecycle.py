@@ -1,6 +1,7 @@
 """The lifecycle of a request in the router, from its arrival to its end."""
 
 from datetime import UTC, datetime
+from math import inf
 from time import perf_counter
 from typing import TYPE_CHECKING, Self
 
@@ -43,6 +44,8 @@ class Lifecycle(msgspec.Struct):
     # Times and durations are in seconds (perf_counter).
     started: float = msgspec.field(default_factory=perf_counter)
     time_to_first_byte: float | None = None
+    # The time by which the client wants the whole answer; inf if it does not say.
+    deadline: float = inf
     # Bytes of the prompt that count as load of the endpoint: none after the first byte of the answer.
     prompt_bytes: int = 0
     # The name in the request, and the deployment that it means; empty and None if there is none.
@@ -96,6 +99,11 @@ class Lifecycle(msgspec.Struct):
         endpoint.count(perf_counter(), self.prompt_bytes)
         if self.trace is not None:
             self.trace.begin_attempt(endpoint)
+
+    @property
+    def is_late(self) -> bool:
+        """True if the client does not want an answer any more."""
+        return self.deadline < inf and perf_counter() >= self.deadline
 
     @property
     def first_byte_at(self) -> float | None:

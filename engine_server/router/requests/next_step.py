@@ -135,9 +135,10 @@ def next_step(
                 return Fail(error=errors.no_room_for_answer(view.model), interrupts=True, verdict=verdict)
             if not stream.resumable:
                 return Fail(error=errors.interrupted(view.model), interrupts=True, verdict=verdict)
-            return Continue(
-                attempts=replace(attempts, tried=attempts.tried[-1:], unfit=(), unanswered=0), verdict=verdict
-            )
+            attempts = replace(attempts, tried=attempts.tried[-1:], unfit=(), unanswered=0)
+            if begun:
+                attempts = replace(attempts, held=None)  # each break has a longest wait of its own
+            return Continue(attempts=attempts, verdict=verdict)
         case Outcome.UNREACHABLE:
             assert result.connect_error is not None
             verdict = judge_connect(result.connect_error)

@@ -6,6 +6,7 @@ from time import perf_counter
 import msgspec
 
 from engine_server.contract.quoting import quote
+from engine_server.router import errors
 from engine_server.router.callers.account import usable_route
 from engine_server.router.errors import RequestError
 from engine_server.router.http.exchange import Exchange
@@ -22,7 +23,6 @@ from engine_server.router.requests.next_step import (
     Wait,
     without_endpoint,
 )
-from engine_server.router.requests.retry_budget import RetryBudget
 from engine_server.router.routing.directory import Directory, Route, Target
 from engine_server.router.routing.health import Health
 from engine_server.router.routing.key import RouteKey
@@ -44,14 +44,11 @@ class Place(msgspec.Struct, frozen=True, gc=False):
 class Placement:
     """Finds the place of each attempt. A request leaves it for the next one, and at the end of its lifecycle."""
 
-    def __init__(
-        self, directory: Directory, health: Health, selector: Selector, hold: Hold, budget: RetryBudget
-    ) -> None:
+    def __init__(self, directory: Directory, health: Health, selector: Selector, hold: Hold) -> None:
         self._directory = directory
         self._health = health
         self._hold = hold
         self._selector = selector
-        self._budget = budget
         self._logged = RecentSubjects()
 
     async def acquire(
@@ -63,9 +60,14 @@ class Placement:
         means no model, or one that the sender may not use.
         """
         caller, stream, hold = lifecycle.caller, lifecycle.journal, self._hold
+        begun = stream is not None and stream.begun
         while True:
             route = usable_route(key.model, caller, self._directory)
+            if lifecycle.deployment != route.target.deployment:
+                route.budget.count(lifecycle.started)
             lifecycle.assign(key.model, route.target)
+            if lifecycle.is_late:
+                return Fail(error=errors.timed_out(key.model), interrupts=begun)
             fingerprint, settings = (b"", b"") if stream is None else (stream.fingerprint, stream.settings)
             choice: Choice | None = None
             if attempts.tried:
@@ -76,7 +78,6 @@ class Placement:
                 lifecycle.visit(choice.endpoint, key.size)
                 return Place(route, choice, attempts)
 
-            begun = stream is not None and stream.begun
             step = without_endpoint(self._view_route(route, key.model), attempts, begun=begun)
             if not isinstance(step, Wait):
                 return step
@@ -91,6 +92,7 @@ class Placement:
                     begun=begun,
                     caller=exchange.client.owner,
                     priority=caller.priority,
+                    deadline=lifecycle.deadline,
                 )
             except RequestError as error:
                 if error.detail:
@@ -125,7 +127,7 @@ class Placement:
         if len(attempts.tried) == MAX_ATTEMPTS:
             return None
         choice = self._selector.pick(route, key, attempts.tried + attempts.unfit, fingerprint, settings)
-        if choice is not None and attempts.budgeted and not self._budget.spend(perf_counter()):
+        if choice is not None and attempts.budgeted and not route.budget.spend(perf_counter()):
             return None
         return choice
 

@@ -6,6 +6,7 @@ from engine_server.contract.continuation import ReportedUsage, is_digest
 from engine_server.router import errors
 from engine_server.router.http.body_budget import BodyBudget
 from engine_server.router.http.exchange import Wait
+from engine_server.router.http.upstream import EngineConnection
 from engine_server.router.http.wire import LAST_CHUNK, Fields, chunk, response_head
 from engine_server.router.rejections import Reason, Sender
 from engine_server.router.requests.answer_memory import AnswerMemory
@@ -41,6 +42,8 @@ class Relay(Wait):
     lifecycle: Lifecycle
     # For what a stream holds; None: unlimited.
     budget: BodyBudget | None = None
+    # On which the answer arrives; None if no connection could be opened.
+    connection: EngineConnection | None = None
     status: int = 0
     # The answer is a refusal: it waits for the decision to pass it on.
     held: bool = False
@@ -60,7 +63,7 @@ class Relay(Wait):
     connect_error: OSError | None = None
     # Something has arrived since the last sweep of the watch.
     received: bool = True
-    # Time (of the event loop) of the last sweep that found that something had arrived.
+    # Time (perf_counter) of the last sweep that found that something had arrived.
     silent_since: float = 0.0
 
     @property

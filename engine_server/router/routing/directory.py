@@ -14,6 +14,7 @@ from engine_server.router.routing.endpoint import READY_PATH, Endpoint, EngineAd
 from engine_server.router.routing.name_table import NameTable
 from engine_server.router.routing.policies.policy import Policy
 from engine_server.router.routing.policies.registry import POLICIES
+from engine_server.router.routing.retry_budget import RetryBudget
 from engine_server.router.routing.waker import Waker
 
 
@@ -83,6 +84,8 @@ class Route:
     # Requests that were sent where a ring chose, by whether that was the key's own endpoint. Counted since the policy
     # was made.
     ring_picks: Counter[bool]
+    # Of the deployment's retries, those for its adapters included.
+    budget: RetryBudget
     # Those that can answer: of an adapter, the engines that have it.
     endpoints: tuple[Endpoint, ...]
     # All of the deployment.
@@ -145,7 +148,8 @@ class Directory:
             policy, ring_picks = before.policy, before.ring_picks
         else:
             policy, ring_picks = self._new_policy(deployment, endpoints), Counter()
-        route = new_route(deployment, policy, ring_picks, endpoints)
+        budget = before.budget if before else RetryBudget()
+        route = new_route(deployment, policy, ring_picks, budget, endpoints)
         self._routes[deployment.key] = self._by_namespace[deployment.key.namespace][deployment.key] = route
         forget_fingerprints(endpoints, before.deployment.adapters if before else (), deployment.adapters)
         for endpoint in known.values():
@@ -228,7 +232,11 @@ def claims_of(route: Route | None) -> list[NameClaim]:
 
 
 def new_route(
-    deployment: Deployment, policy: Policy, ring_picks: Counter[bool], endpoints: tuple[Endpoint, ...]
+    deployment: Deployment,
+    policy: Policy,
+    ring_picks: Counter[bool],
+    budget: RetryBudget,
+    endpoints: tuple[Endpoint, ...],
 ) -> Route:
     """Return the route of a deployment with those of its adapters."""
     lines = f"{REPORT_TOKENS}: 1\r\n"
@@ -240,6 +248,7 @@ def new_route(
             deployment,
             policy,
             ring_picks,
+            budget,
             tuple(endpoint for endpoint in endpoints if endpoint.address in adapter.addresses),
             endpoints,
             f"{lines}{ADAPTER}: {adapter.name}\r\n".encode(),
@@ -250,7 +259,15 @@ def new_route(
     }
     target = Target(deployment.key)
     return Route(
-        target, deployment, policy, ring_picks, endpoints, endpoints, lines.encode(), adapters=adapters
+        target,
+        deployment,
+        policy,
+        ring_picks,
+        budget,
+        endpoints,
+        endpoints,
+        lines.encode(),
+        adapters=adapters,
     )
 
 

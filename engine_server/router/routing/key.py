@@ -6,6 +6,7 @@ the key only the beginning is decoded. It takes 1.6 us for a body of 1 KB, 3 us 
 """
 
 from collections.abc import Iterable, Mapping
+from math import inf
 from typing import TypeVar
 
 import msgspec
@@ -20,6 +21,8 @@ MAX_ESCAPED_BYTES = 12
 DEFAULT_PREFIX_CHARS = 100
 # Of the name of a model, as the body has it.
 MAX_MODEL_BYTES = 8192
+# Of a number in a body.
+MAX_NUMBER_BYTES = 64
 # Of a session's name: the beginning of a longer one stands for it.
 MAX_SESSION_CHARS = 512
 
@@ -45,6 +48,8 @@ class RouteKey(msgspec.Struct, frozen=True):
     size: int = 0
     # The scope in which engines cache the prompt; empty if it has none.
     scope: str = ""
+    # Seconds in which the answer has to end, inf if the body does not say.
+    timeout: float = inf
 
 
 class Message(msgspec.Struct, gc=False):
@@ -108,6 +113,7 @@ class Fields(msgspec.Struct):
     prompt_cache_key: Raw = Raw()
     user: Raw = Raw()
     metadata: Raw = Raw()
+    timeout: Raw = Raw()
 
 
 class Body(Fields):
@@ -129,6 +135,7 @@ parts_decoder = msgspec.json.Decoder(FirstParts)
 first_decoder = msgspec.json.Decoder(First)
 metadata_decoder = msgspec.json.Decoder(Metadata)
 string_decoder = msgspec.json.Decoder(str)
+number_decoder = msgspec.json.Decoder(float)
 
 
 def read_key(
@@ -158,7 +165,15 @@ def read_key(
     else:
         prefix = opening(decoded.prompt, prefix_chars) or opening(decoded.input, prefix_chars)
     session = session_name(decoded, fields)
-    return RouteKey(model_name(decoded.model), decoded.stream == TRUE, prefix, session, len(body), scope)
+    return RouteKey(
+        model_name(decoded.model),
+        decoded.stream == TRUE,
+        prefix,
+        session,
+        len(body),
+        scope,
+        timeout_seconds(decoded.timeout),
+    )
 
 
 def model_name(field: Raw) -> str:
@@ -172,6 +187,14 @@ def model_name(field: Raw) -> str:
     except UnicodeDecodeError as error:
         message = f"The body is not JSON: {error}"
     raise errors.bad_body(message, "model")
+
+
+def timeout_seconds(field: Raw) -> float:
+    """Return the value of the field `timeout`, or inf if it is no number over 0, which engines refuse."""
+    if not 0 < len(field) <= MAX_NUMBER_BYTES:
+        return inf
+    seconds = decode_or_none(number_decoder, field)
+    return seconds if seconds is not None and seconds > 0.0 else inf
 
 
 def session_name(body: Fields, fields: Mapping[bytes, bytes]) -> str:

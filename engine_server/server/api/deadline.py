@@ -2,15 +2,13 @@
 
 from collections.abc import Mapping
 
+from engine_server.contract.headers import REQUEST_TIMEOUT
 from engine_server.server.http.errors import ApiError
-
-# Seconds after which a request ends with the tokens so far.
-TIMEOUT_HEADER = "x-request-timeout"
 
 
 def deadline(timeout: float | None, headers: Mapping[str, str]) -> float | None:
     """Return the shorter of the request's own timeout and its header's, in seconds. Raises ApiError."""
-    text = headers.get(TIMEOUT_HEADER)
+    text = headers.get(REQUEST_TIMEOUT)
     if text is None:
         return timeout
     try:
@@ -18,5 +16,5 @@ def deadline(timeout: float | None, headers: Mapping[str, str]) -> float | None:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise ApiError(400, f"X-Request-Timeout is {text[:50]!r}; it takes a number of seconds over 0")
+        raise ApiError(400, f"{REQUEST_TIMEOUT} is {text[:50]!r}; it takes a number of seconds over 0")
     return seconds if timeout is None else min(timeout, seconds)

@@ -1,11 +1,14 @@
 """Connections to engines: reuse, and the ways in which engines frame an answer."""
 
 import asyncio
+import socket
 
 import msgspec
 import pytest
+from resumable_streams import Stream, event
 
 from engine_server.router.http.exchange import Exchange
+from engine_server.router.http.transport import IMPATIENT, PATIENT, LossTimes
 from engine_server.router.http.upstream import EngineConnection, Pool
 from engine_server.router.http.wire import Request
 from engine_server.router.routing.endpoint import Address
@@ -18,6 +21,35 @@ async def test_reuses_the_connection_to_an_engine(start_engine, start_router):
         async with router.chat() as response:
             assert response.status == 200
     assert engine.connections == 1
+
+
+async def test_the_loss_of_a_node_is_noticed_early_while_a_stream_arrives_and_later_on_a_kept_connection(
+    start_engine, start_router, eventually
+):
+    may_end = asyncio.Event()
+
+    async def wait(engine, request, writer, number):
+        await may_end.wait()
+
+    def times(transport) -> LossTimes:
+        sock = transport.get_extra_info("socket")
+        idle, interval, unacknowledged = (
+            sock.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_USER_TIMEOUT)
+        )
+        return LossTimes(idle, interval, unacknowledged // 1000)
+
+    router = await start_router({"m": [await start_engine(Stream(1, failure=wait))]})
+    async with router.chat(stream=True) as response:
+        assert await response.content.readuntil(b"\n\n") == event(0)
+        (relay,) = router.server._watch.open
+        await eventually(lambda: times(relay.exchange.source) == IMPATIENT)
+        may_end.set()
+        await response.read()
+
+    (pool,) = router.server._pools.values()
+    await eventually(lambda: pool._idle)
+    assert times(pool._idle[0].transport) == PATIENT
 
 
 async def test_opens_a_new_connection_when_the_engine_closes_after_each_answer(start_engine, start_router):

@@ -46,7 +46,15 @@ def test_credentials_and_commands_to_proxies_and_browsers_end_at_the_router(forw
 
 @pytest.mark.parametrize(
     "name",
-    [b"Authorization", b"Origin", b"Sec-Fetch-Mode", b"X-Forwarded-For", b"Connection", b"Fairlead-Resume"],
+    [
+        b"Authorization",
+        b"Origin",
+        b"Sec-Fetch-Mode",
+        b"X-Forwarded-For",
+        b"Connection",
+        b"Fairlead-Resume",
+        b"X-Request-Timeout",
+    ],
 )
 def test_some_fields_pass_with_no_list(name):
     assert not REQUEST_FIELDS.with_more([b"*"]).include(name.lower())

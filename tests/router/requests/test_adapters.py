@@ -10,10 +10,10 @@ from resumable_streams import WHOLE, Stream, read, refuse
 from engine_server.contract.api import Key
 from engine_server.router.callers.keys import digest_of
 from engine_server.router.requests.access_log import RENDERERS, AccessLog
-from engine_server.router.requests.retry_budget import MINIMUM
 from engine_server.router.routing import selection
 from engine_server.router.routing.directory import Adapter, Deployment
 from engine_server.router.routing.endpoint import Address
+from engine_server.router.routing.retry_budget import MINIMUM
 from engine_server.router.server import Outputs
 
 EJECTIONS = r"fairlead_router_ejections_total\{.*\}"

@@ -173,7 +173,19 @@ CASES = {
         result(Outcome.INTERRUPTED, stream=BEGUN),
         VIEW,
         Attempts(unanswered=2, unreachable=1, tried=(ONE, TWO), refused=True, budgeted=True, held=HELD),
-        Continue(attempts=after("interrupted", tried=(TWO,), unreachable=1, refused=True, held=HELD)),
+        Continue(attempts=after("interrupted", tried=(TWO,), unreachable=1, refused=True)),
+    ),
+    "a stream without an event keeps the end of its wait": (
+        result(Outcome.INTERRUPTED, stream=HEAD),
+        VIEW,
+        Attempts(tried=(ONE, TWO), held=HELD),
+        Continue(attempts=after("interrupted", tried=(TWO,), held=HELD)),
+    ),
+    "a retry for the rest of a stream keeps the end of its wait": (
+        result(Outcome.UNANSWERED, stream=BEGUN),
+        VIEW,
+        Attempts(tried=(ONE, TWO), held=HELD),
+        Retry(attempts=after("unanswered", unanswered=1, held=HELD), verdict=UNANSWERED),
     ),
     "a stream without an event begins again": (
         result(Outcome.INTERRUPTED, stream=HEAD),

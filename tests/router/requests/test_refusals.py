@@ -8,10 +8,10 @@ import pytest
 
 from engine_server.contract.api import Key
 from engine_server.router.requests.outcome import MAX_REFUSAL_BYTES, read_seconds
-from engine_server.router.requests.retry_budget import MINIMUM, SHARE
 from engine_server.router.routing.directory import Deployment
 from engine_server.router.routing.endpoint import Address
 from engine_server.router.routing.health import BURST
+from engine_server.router.routing.retry_budget import MINIMUM, SHARE
 
 EJECTIONS = r"fairlead_router_ejections_total\{.*\}"
 
@@ -295,6 +295,21 @@ async def test_replicas_that_all_fail_get_no_more_retries_than_the_budget(start_
             assert await error_code(response) == "internal_error"
     upstream = sum(len(engine.received) for engine in engines)
     assert requests + MINIMUM <= upstream <= requests * (1 + SHARE)
+
+
+async def test_retries_of_one_deployment_leave_the_budget_of_another(start_engine, start_router):
+    failing = [await start_engine(refuse(500, "internal_error")) for _ in range(6)]
+    bad, good = await start_engine(refuse(500, "internal_error")), await start_engine()
+    router = await start_router({"failing": failing, "m": [bad, good]}, policy="round_robin")
+    for _ in range(3 * MINIMUM):
+        async with router.chat("failing") as response:
+            assert await error_code(response) == "internal_error"
+
+    for _ in range(BURST):
+        async with router.chat("m") as response:
+            assert (await response.json())["port"] == good.port
+
+    assert bad.received
 
 
 async def test_counts_choices_of_a_ring_only_for_requests_that_are_sent(start_engine, start_router):

@@ -2,6 +2,7 @@
 
 import json
 import tracemalloc
+from math import inf
 
 import pytest
 from hypothesis import given
@@ -267,3 +268,15 @@ async def test_a_hostile_body_gets_a_400_and_the_connection_stays_usable(start_e
             answer = await response.json()
 
         assert response.status == 400 and answer["error"]["code"] == "invalid_body"
+
+
+@pytest.mark.parametrize(
+    ("field", "seconds"),
+    [(2.5, 2.5), (3, 3.0), (0, inf), (-1, inf), ("2.5", inf), (True, inf), (None, inf), ([2.5], inf)],
+)
+def test_the_timeout_of_a_body_is_a_number_over_zero(field, seconds):
+    assert key_of({"model": "m", "timeout": field}).timeout == seconds
+
+
+def test_a_timeout_of_many_digits_is_left_to_the_engine():
+    assert key_of(b'{"model":"m","timeout":%b}' % (b"1" * 1000)).timeout == inf

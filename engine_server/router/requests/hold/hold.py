@@ -51,6 +51,8 @@ class Held(Wait):
     comment_at: float
     # The client has a part of the answer.
     begun: bool = False
+    # Time (perf_counter) by which the client wants the whole answer.
+    deadline: float = inf
     failure: RequestError | None = None
 
 
@@ -99,12 +101,14 @@ class Hold:
         begun: bool = False,
         caller: str = "",
         priority: int = 0,
+        deadline: float = inf,
     ) -> Held:
         """Hold a request until its turn. `held` is the result of its last wait, whose place it takes again.
 
-        begun: the client has a part of the answer. caller: the owner of the place; each has a share of them.
+        begun: the client has a part of the answer. caller: the owner of the place; each has a share of them. deadline:
+        the time (perf_counter) by which the client wants the whole answer.
 
-        Raises RequestError if no replica will come, or past a bound.
+        Raises RequestError if no replica will come, or past a bound or the deadline.
         """
         now, target = perf_counter(), route.target
         live = self._live(route.endpoints)
@@ -117,7 +121,8 @@ class Hold:
                 raise self._refusal(route, model, now)
             place = line.new_place(caller, priority)
             comment_at = now + self.settings.comment_seconds if stream else inf
-            held = Held(exchange, target, model, place, now + self.settings.seconds, comment_at, begun)
+            until = now + self.settings.seconds
+            held = Held(exchange, target, model, place, until, comment_at, begun, deadline)
         for endpoint in live:
             if endpoint.refused:
                 self._window(endpoint, now).close(endpoint)
@@ -204,7 +209,9 @@ class Hold:
         """Refuse requests that have waited for too long, and send comments to those whose clients expect events."""
         route = self._directory.route(target)
         for held in [*line]:
-            if held.until <= now:
+            if held.deadline <= now:
+                self._end(held, errors.timed_out(held.model))
+            elif held.until <= now:
                 self._end(held, self._refusal(route, held.model, now) if route else None)
             elif held.comment_at <= now:
                 held.comment_at = now + self.settings.comment_seconds

@@ -152,6 +152,26 @@ async def test_a_stream_of_the_only_replica_continues_after_its_restart(
         assert await rest(response) == b"data: two\n\n" + DONE
 
 
+async def test_a_stream_that_waited_for_its_beginning_has_the_whole_time_when_it_breaks_off(
+    start_engine, start_scaled, scale, eventually
+):
+    router = await start_scaled()
+    hold, engine = router.server._hold, await start_engine(Interrupted())
+    opening = asyncio.create_task(router.chat(stream=True))
+    await eventually(lambda: hold.count == 1)
+    (first_wait,) = hold._lines[scale.key][""]
+    scale.set(engine)
+    async with await opening as response:
+        assert await response.content.readuntil(b"\n\n") == b"data: one\n\n"
+        first_wait.until = 0.0  # as after the longest wait
+
+        await engine.stop()
+
+        await eventually(lambda: hold.count == 1 and router.server._health.down)
+        await engine.start()
+        assert await rest(response) == b"data: two\n\n" + DONE
+
+
 async def test_a_replica_that_cannot_continue_a_stream_is_not_asked_again_after_a_wait(
     start_engine, start_router, eventually
 ):

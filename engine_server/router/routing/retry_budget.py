@@ -1,4 +1,4 @@
-"""The budget of retries after refusals, so that a failure of many replicas does not multiply the load."""
+"""The budget of a deployment's retries, so that a failure of many of its replicas does not multiply their load."""
 
 from collections import deque
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_server.router.requests.retry_budget import MINIMUM, SHARE, WINDOW_SECONDS, RetryBudget
+from engine_server.router.routing.retry_budget import MINIMUM, SHARE, WINDOW_SECONDS, RetryBudget
 
 GAPS = st.one_of(st.floats(0.0, 0.05), st.floats(0.0, 2.0), st.floats(0.0, 30.0))
 
