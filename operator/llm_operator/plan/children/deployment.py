@@ -1,6 +1,7 @@
-"""The Deployment that runs the engines."""
+"""The Deployment that runs the engines, and the ConfigMap with the files that its pods mount."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from engine_server.contract import labels
 from llm_operator.api.spec import LLMDeployment
@@ -8,14 +9,14 @@ from llm_operator.api.spec_hash import spec_hash
 from llm_operator.observed import Manifest, Observed, workload_key
 from llm_operator.plan.children import cache
 from llm_operator.plan.ownership import child
-from llm_operator.plan.pod import keys
+from llm_operator.plan.pod import files, keys
 from llm_operator.plan.pod.pods import pod_template
 from llm_operator.plan.pod.template_record import TemplateRecord, last_record, template_in_force
 from llm_operator.settings import Settings
 
 
 def plan(deployment: LLMDeployment, observed: Observed, settings: Settings) -> Iterator[Manifest]:
-    """Plan the Deployment. Raises SpecError for a pod template that is refused.
+    """Plan the Deployment after its files. Raises SpecError for a pod template that is refused.
 
     While a new model is downloaded into its cache, the Deployment keeps its template; without one there is none yet.
     """
@@ -26,6 +27,9 @@ def plan(deployment: LLMDeployment, observed: Observed, settings: Settings) -> I
     if record is None or keys.needs_removal(record.template, settings):
         template = pod_template(deployment, settings)
         record = TemplateRecord(template, spec_hash(deployment.spec), deployment.rolled_at)
+    elif not is_waiting:
+        record = replace(record, template=files.with_present_name(record.template, deployment, observed))
+    yield from files.plan(deployment, record.template, settings)
     rollout = deployment.spec.rollout
     spec = {
         "replicas": deployment.spec.replicas,
