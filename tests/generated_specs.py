@@ -1,6 +1,6 @@
 """Specs generated from the CRD's schema."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hypothesis import strategies as st
@@ -87,7 +87,14 @@ LIKELY: Mapping[str, Strategy] = {
         {"name": WORDS.map("{}-adapter".format), "uri": st.sampled_from(["a/b", "s3://bucket/a", "/m/a"])}
     ),
     "profile": st.just("gpu-l4"),
-    "model.cache": st.sampled_from([{"size": "1Gi"}, {"size": "1Gi", "class": "fast"}, {"claim": "mine"}]),
+    "model.cache": st.sampled_from(
+        [
+            {"size": "1Gi"},
+            {"size": "1Gi", "class": "fast"},
+            {"size": "1Gi", "accessMode": "ReadWriteMany"},
+            {"claim": "mine"},
+        ]
+    ),
     "podTemplate": POD_TEMPLATES,
 }
 
@@ -95,6 +102,26 @@ LIKELY: Mapping[str, Strategy] = {
 def specs(fields: Mapping[str, Strategy]) -> Strategy:
     """Return specs that the schema admits, with the given values for some fields."""
     return values(root_schema()["properties"]["spec"], fields, "")
+
+
+def single_fields(fields: Mapping[str, Strategy]) -> dict[str, Strategy]:
+    """Return the values of every field of the schema by its path; of those that `fields` has as a whole."""
+
+    def below(schema: Schema, path: str) -> Iterator[tuple[str, Strategy]]:
+        if path in fields or "properties" not in schema:
+            yield path, values(schema, fields, path)
+            return
+        for name, part in schema["properties"].items():
+            yield from below(part, f"{path}.{name}".removeprefix("."))
+
+    return dict(below(root_schema()["properties"]["spec"], ""))
+
+
+def changed(spec: Any, path: str, value: object) -> Any:
+    """Return a spec with another value at a path; None removes it."""
+    name, _, rest = path.partition(".")
+    inner = changed(spec.get(name, {}), rest, value) if rest else value
+    return {key: each for key, each in {**spec, name: inner}.items() if each is not None}
 
 
 def values(schema: Schema, fields: Mapping[str, Strategy], path: str) -> Strategy:

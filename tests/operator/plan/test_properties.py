@@ -4,13 +4,14 @@ import copy
 import json
 from typing import Any
 
-from generated_specs import DISORDER, LIKELY, specs
-from hypothesis import assume, given
+import pytest
+from generated_specs import DISORDER, LIKELY, changed, single_fields, specs
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from llm_operator.api.schema import SpecError
 from llm_operator.api.spec import parse
 from llm_operator.api.spec_hash import spec_hash
-from llm_operator.observed import KeyHashes, Observed
+from llm_operator.observed import ChildKey, KeyHashes, Manifest, Observed, workload_key
 from llm_operator.plan.decide import decide
 from llm_operator.plan.pod.pods import pod_template
 from llm_operator.settings import Settings
@@ -37,6 +38,7 @@ CACHED = st.builds(
     LIKELY["model.cache"],
 )
 COMPLETE = {"conditions": [{"type": "Complete", "status": "True"}]}
+SINGLE_FIELDS = single_fields(LIKELY)
 
 
 def subject(manifest: Any, spec: dict[str, Any]) -> dict[str, Any]:
@@ -123,6 +125,38 @@ def test_a_change_that_changes_the_pods_changes_the_hash(
 
     if pod_template(first, SETTINGS) != pod_template(second, SETTINGS):
         assert spec_hash(first.spec) != spec_hash(second.spec)
+
+
+def carried_out(
+    given: dict[str, Any], children: dict[ChildKey, Manifest]
+) -> tuple[Manifest, dict[ChildKey, Manifest]]:
+    """Return the Deployment once a spec is carried out, its download included, and all children."""
+    for _ in range(3):
+        decision = decide(Observed(key_hashes=HASHES, subject=given, children=children), SETTINGS)
+        assume(decision.refusal is None)
+        gone = (*decision.plan.delete, *decision.plan.release)
+        kept = {key: child for key, child in children.items() if key not in gone}
+        children = kept | {key: {**child, "status": COMPLETE} for key, child in decision.plan.apply.items()}
+    assert decision.plan.fetches is None
+    return children[workload_key("smollm2")], children
+
+
+@pytest.mark.parametrize("field", SINGLE_FIELDS)
+@settings(max_examples=8, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@given(spec=SERVING | CACHED, data=st.data())
+def test_every_change_of_one_field_gives_the_pods_of_a_new_deployment(
+    manifest: Any, field: str, spec: dict[str, Any], data: st.DataObject
+) -> None:
+    value = data.draw(st.none() | SINGLE_FIELDS[field], label=field)
+    before, after = subject(manifest, spec), subject(manifest, changed(spec, field, value))
+    assume(is_valid(before) and is_valid(after))
+    _, children = carried_out(before, {})
+
+    workload, _ = carried_out(after, children)
+
+    wanted = parse(after)
+    assert workload["spec"]["template"] == pod_template(wanted, SETTINGS)
+    assert workload["metadata"]["annotations"]["fairlead.dev/spec-hash"] == spec_hash(wanted.spec)
 
 
 @given(spec=SERVING)

@@ -8,7 +8,7 @@ import msgspec
 from engine_server.contract import labels
 from engine_server.contract.drain import PRE_STOP_SECONDS, termination_grace
 from llm_operator.api.sections.engine import Engine
-from llm_operator.api.sections.resources import Resources
+from llm_operator.api.sections.resources import DEFAULT_GPU_RESOURCE, Resources
 from llm_operator.api.spec import LLMDeployment, LLMDeploymentSpec
 from llm_operator.plan.pod import adapters, credentials, keys, own_settings, pod_policy, pod_security
 from llm_operator.plan.pod.files import add_files
@@ -26,7 +26,6 @@ from llm_operator.plan.pod.volumes import (
 )
 from llm_operator.settings import Settings
 
-GPU = "nvidia.com/gpu"
 CACHE_ENV = {"HOME": "/cache", "XDG_CACHE_HOME": "/cache", "HF_HOME": "/cache/huggingface"}
 
 
@@ -209,7 +208,7 @@ def threads(resources: Resources) -> dict[str, str]:
 
 def gpu_resource(resources: Resources) -> str:
     """Return the name of the extended resource that GPUs are requested by."""
-    return resources.gpu_resource or GPU
+    return resources.gpu_resource or DEFAULT_GPU_RESOURCE
 
 
 def gpu_taints(resources: Resources) -> tuple[str, ...]:
