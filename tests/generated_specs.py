@@ -59,6 +59,87 @@ POD_TEMPLATES = st.fixed_dictionaries(
         ),
     },
 )
+CONFINED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+# A podTemplate with a value at every depth.
+FULL_TEMPLATE: dict[str, Any] = {
+    "metadata": {"labels": {"a": "b"}, "annotations": {"a": "b"}},
+    "spec": {
+        "nodeSelector": {"gpu": "h200"},
+        "tolerations": [{"key": "spot", "operator": "Exists"}],
+        "imagePullSecrets": [{"name": "registry"}],
+        "securityContext": {"fsGroup": 5},
+        "resourceClaims": [{"name": "gpu"}],
+        "containers": [
+            {
+                "name": "engine",
+                "image": "engine:9",
+                "args": ["--seed=1"],
+                "env": [{"name": "X", "value": "y"}],
+                "ports": [{"containerPort": 9000}],
+                "resources": {"limits": {"cpu": "1"}},
+                "securityContext": {"runAsUser": 5, "capabilities": {"drop": ["ALL"]}},
+                "volumeMounts": [{"name": "shm", "mountPath": "/x"}],
+                "lifecycle": {"preStop": {}},
+            },
+            {"name": "sidecar", "image": "sidecar:1", "securityContext": CONFINED},
+        ],
+        "initContainers": [
+            {
+                "name": "model",
+                "env": [{"name": "X", "value": "y"}],
+                "resources": {"limits": {"cpu": "1"}},
+                "securityContext": {"runAsUser": 5},
+                "volumeMounts": [{"name": "shm", "mountPath": "/x"}],
+            }
+        ],
+        "volumes": [
+            {"name": "shm", "emptyDir": {"medium": "Memory"}},
+            {"name": "own", "projected": {"sources": [{"configMap": {"name": "x"}}]}},
+        ],
+    },
+}
+WRONG: Strategy = st.sampled_from(
+    [
+        None,
+        {},
+        [],
+        "text",
+        5,
+        False,
+        [None],
+        [{}],
+        {"a": None},
+        {"name": None},
+        [{"name": None}],
+        [{"name": "model"}],
+    ]
+)
+
+
+def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the keys and indices that lead to each value within a value."""
+    steps = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for step, inner in steps:
+        yield (*place, step)
+        yield from places(inner, (*place, step))
+
+
+def with_value_at(value: Any, place: tuple[Any, ...], other: object) -> Any:
+    """Return a copy with another value at a place."""
+    if not place:
+        return other
+    first, *rest = place
+    copied = value.copy()
+    copied[first] = with_value_at(value[first], tuple(rest), other)
+    return copied
+
+
+# Nulls, wrong types and empty values anywhere.
+DISTURBED_TEMPLATES = st.builds(
+    lambda place, other: with_value_at(FULL_TEMPLATE, place, other),
+    st.sampled_from([*places(FULL_TEMPLATE)]),
+    WRONG,
+)
 # Fields of pods that the schema does not describe, and so admits with any value.
 UNDESCRIBED = st.sampled_from(
     [

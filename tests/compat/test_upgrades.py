@@ -10,7 +10,7 @@ from compat.sample import MANIFEST, SETTINGS, UID, observe, planned
 from llm_operator.api.spec import parse
 from llm_operator.observed import ChildKey, Manifest, workload_key
 from llm_operator.plan.plan import Plan, plan
-from llm_operator.plan.pod.volumes import mounted_config_maps
+from llm_operator.plan.pod.template import typed
 
 RECORDINGS = Path(__file__).parent / "0.2.0" / "recordings"
 WORKLOAD = workload_key("llama")
@@ -83,9 +83,7 @@ def test_a_spec_that_is_reverted_to_a_template_of_0_2_0_gets_files_of_its_own() 
     reverted = upgraded(MANIFEST, children, replica_sets=(retained,))
 
     (mounted,) = (
-        name
-        for name in mounted_config_maps(reverted.apply[WORKLOAD]["spec"]["template"]["spec"])
-        if "files" in name
+        name for name in typed(reverted.apply[WORKLOAD]["spec"]["template"]).config_maps if "files" in name
     )
     assert mounted.startswith("llama-files-")
     assert reverted.apply[ChildKey("v1", "ConfigMap", mounted)]["data"] == {"0": "hello"}
@@ -95,7 +93,7 @@ def test_a_spec_that_is_reverted_to_a_template_of_0_2_0_gets_files_of_its_own() 
 
 def test_after_a_rollback_0_2_0_deletes_no_file_that_pods_mount() -> None:
     children = planned(MANIFEST)
-    pod = children[WORKLOAD]["spec"]["template"]["spec"]
+    template = children[WORKLOAD]["spec"]["template"]
 
     # What it owns and does not plan: by the label if that has the name, and as a shared one if that is empty.
     pruned = {
@@ -105,7 +103,7 @@ def test_after_a_rollback_0_2_0_deletes_no_file_that_pods_mount() -> None:
         and child["metadata"]["labels"]["fairlead.dev/llmdeployment"] in ("llama", "")
     }
 
-    mounted = {ChildKey("v1", "ConfigMap", name) for name in mounted_config_maps(pod)}
+    mounted = {ChildKey("v1", "ConfigMap", name) for name in typed(template).config_maps}
     planned_by_0_2_0 = {ChildKey.of(child) for child in children_of_0_2_0()}
     assert mounted - planned_by_0_2_0
     assert not mounted & (pruned - planned_by_0_2_0)

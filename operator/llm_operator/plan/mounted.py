@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from llm_operator.api.spec import LLMDeployment
 from llm_operator.observed import ChildKey, Manifest, Observed, workload_key
-from llm_operator.plan.pod.volumes import mounted_config_maps
+from llm_operator.plan.pod.template import typed
 
 
 def mounted(
@@ -14,7 +14,7 @@ def mounted(
     return {
         ChildKey("v1", "ConfigMap", name)
         for owner in owners(deployment, observed, planned)
-        for name in mounted_config_maps(owner.get("spec", {}).get("template", {}).get("spec", {}))
+        for name in typed(owner.get("spec", {}).get("template")).config_maps
     }
 
 

@@ -5,9 +5,11 @@ import json
 from typing import Any
 
 import pytest
-from generated_specs import DISORDER, LIKELY, changed, single_fields, specs
+from generated_specs import DISORDER, DISTURBED_TEMPLATES, LIKELY, changed, single_fields, specs
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from llm_operator.api import validation
+from llm_operator.api.profiles import PROFILES as KNOWN_PROFILES
 from llm_operator.api.schema import SpecError
 from llm_operator.api.spec import parse
 from llm_operator.api.spec_hash import spec_hash
@@ -15,6 +17,7 @@ from llm_operator.observed import ChildKey, KeyHashes, Manifest, Observed, workl
 from llm_operator.plan.decide import decide
 from llm_operator.plan.pod.pods import pod_template
 from llm_operator.settings import Settings
+from msgspec import inspect
 
 PROFILES = {"gpu-l4": {"resources": {"gpu": 1}, "podTemplate": {"spec": {"nodeSelector": {"gpu": "l4"}}}}}
 SETTINGS = Settings(engine_image="engine:1", profiles=PROFILES)
@@ -64,6 +67,52 @@ def test_every_spec_has_a_plan_or_a_message(manifest: Any, spec: dict[str, Any])
     else:
         assert decision.refusal.message
         assert not decision.plan.apply
+
+
+MODELS = st.sampled_from(
+    [{"uri": "hf://a/b"}, {"uri": "hf://a/b", "cache": {"size": "1Gi"}}, {"uri": "pvc://claim/path"}]
+)
+
+
+@given(model=MODELS, template=DISTURBED_TEMPLATES, is_of_profile=st.booleans())
+def test_a_pod_template_with_anything_anywhere_gives_whole_pods_or_a_message(
+    manifest: Any, model: dict[str, Any], template: dict[str, Any], is_of_profile: bool
+) -> None:
+    profiles = {"own": {"podTemplate": template}}
+    choice = {"profile": "own"} if is_of_profile else {"podTemplate": template}
+    if is_of_profile:
+        try:
+            validation.check(profiles, inspect.type_info(KNOWN_PROFILES), "profiles")
+        except SpecError:
+            return
+    given = subject(
+        manifest, {"model": model, "engine": {"files": [{"path": "/f", "content": "x"}]}, **choice}
+    )
+
+    decision = decide(Observed(subject=given), Settings(engine_image="engine:1", profiles=profiles))
+
+    if decision.refusal is not None:
+        assert decision.refusal.reason == "InvalidSpec"
+        return
+    for key, child in decision.plan.apply.items():
+        if key.kind in ("Deployment", "Job"):
+            assert_whole(child["spec"]["template"])
+    if workload := decision.plan.apply.get(workload_key("smollm2")):
+        labels = workload["spec"]["template"]["metadata"]["labels"]
+        assert workload["spec"]["selector"]["matchLabels"].items() <= labels.items()
+        assert "engine" in [
+            container["name"] for container in workload["spec"]["template"]["spec"]["containers"]
+        ]
+
+
+def assert_whole(template: Manifest) -> None:
+    """Fail unless each container has an image, each mount a volume, and each volume a type."""
+    pod = template["spec"]
+    for container in (*pod["containers"], *pod.get("initContainers", ())):
+        assert "image" in container
+        names = {volume["name"] for volume in pod["volumes"]}
+        assert {mount["name"] for mount in container.get("volumeMounts", ())} <= names
+    assert all(len(volume) == 2 for volume in pod["volumes"])
 
 
 @given(spec=VALID)

@@ -12,13 +12,15 @@ import msgspec
 
 from engine_server.contract import labels
 from llm_operator.api.model_cache import ModelCache
+from llm_operator.api.schema import SpecError
 from llm_operator.api.sections.engine import Engine
 from llm_operator.api.spec import LLMDeployment
 from llm_operator.api.spec_hash import digest
 from llm_operator.observed import Manifest, fetch_key
 from llm_operator.plan.ownership import shared_child
+from llm_operator.plan.pod.overlay import PATH
 from llm_operator.plan.pod.pods import pod_template
-from llm_operator.plan.pod.volumes import FETCHED, uncached_source
+from llm_operator.plan.pod.volumes import FETCHED, source
 from llm_operator.settings import Settings
 
 FOLDER = FETCHED.mount["mountPath"]
@@ -63,12 +65,14 @@ def fetch_pod(deployment: LLMDeployment, cache: ModelCache, settings: Settings) 
     """Return the engines' pod with nothing but the container that fetches, and with the claim as its volume.
 
     It is placed as the engines are, since the volume must be where they can use it, but asks for no GPU. Raises
-    SpecError, also for what only the engines' pod has: before the download.
+    SpecError before the download: also for what only the engines' pod has, and for what a podTemplate has for the
+    container that fetches and the Job leaves out.
     """
-    pod_template(deployment, settings)
     model = deployment.spec.model
-    pod: dict[str, Any] = pod_template(confined(deployment), settings, uncached_source(model))["spec"]
-    (fetch,) = (entry for entry in pod["initContainers"] if entry["name"] == labels.MODEL_CONTAINER)
+    origin = source(model)._replace(fetch=model.uri)
+    pod_template(deployment, settings, origin)
+    pod: dict[str, Any] = pod_template(confined(deployment), settings, origin)["spec"]
+    fetch = fetching_container(pod)
     container = fetch | {
         "args": [
             "fetch",
@@ -87,6 +91,21 @@ def fetch_pod(deployment: LLMDeployment, cache: ModelCache, settings: Settings) 
         "containers": [container],
         "volumes": [claim, *(volume for volume in pod["volumes"] if volume["name"] in mounted)],
     }
+
+
+def fetching_container(pod: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the container that fetches. Raises SpecError if a profile has removed it, or its place for the model."""
+    path = f"{PATH}.spec.initContainers"
+    found = [entry for entry in pod.get("initContainers", ()) if entry["name"] == labels.MODEL_CONTAINER]
+    if not found:
+        raise SpecError(path, "the container model, which downloads into the cache, cannot be removed")
+    mounts = found[0].get("volumeMounts", ())
+    if not any((mount["name"], mount["mountPath"]) == (FETCHED.name, FOLDER) for mount in mounts):
+        raise SpecError(
+            f"{path}[{labels.MODEL_CONTAINER}].volumeMounts", f"the volume models must be at {FOLDER}"
+        )
+    container: dict[str, Any] = found[0]
+    return container
 
 
 def confined(deployment: LLMDeployment) -> LLMDeployment:

@@ -14,7 +14,7 @@ from llm_operator.api.spec import LLMDeployment
 from llm_operator.api.spec_hash import digest
 from llm_operator.observed import ChildKey, Manifest, Observed
 from llm_operator.plan.ownership import child
-from llm_operator.plan.pod.volumes import mounted_config_maps
+from llm_operator.plan.pod.template import typed
 from llm_operator.settings import Settings
 
 VOLUME = "files"
@@ -23,15 +23,15 @@ VOLUME = "files"
 def plan(deployment: LLMDeployment, template: Manifest, settings: Settings) -> Iterator[Manifest]:
     """Plan the ConfigMap that a pod template mounts. One with the contents of an earlier spec is left as it is."""
     contents = contents_of(deployment.spec.engine.files)
-    mounted = mounted_config_maps(template["spec"])
+    mounted = typed(template)
     name, name_in_0_2_0 = config_map(deployment), f"{deployment.name}-files"
-    if name in mounted:
+    if name in mounted.config_maps:
         planned = child(
             deployment, ChildKey("v1", "ConfigMap", name), settings, data=contents, immutable=True
         )
         planned["metadata"]["labels"] = labels.files_labels(deployment.name, settings.version)
         yield planned
-    elif name_in_0_2_0 in mounted and hash_in(template) == hash_of(contents):
+    elif name_in_0_2_0 in mounted.config_maps and mounted.files_hash == hash_of(contents):
         yield child(deployment, ChildKey("v1", "ConfigMap", name_in_0_2_0), settings, data=contents)
 
 
@@ -49,21 +49,16 @@ def hash_of(contents: dict[str, str]) -> str:
     return digest(msgspec.json.encode(contents, order="sorted"))
 
 
-def hash_in(template: Manifest) -> str | None:
-    """Return the hash of the contents that a template was rendered for."""
-    given: str | None = template["metadata"].get("annotations", {}).get(labels.FILES_HASH_ANNOTATION)
-    return given
-
-
 def with_present_name(template: Manifest, deployment: LLMDeployment, observed: Observed) -> Manifest:
     """Return a recorded template of this spec, which mounts the ConfigMap of the present name if it is rolled out anew.
 
     If it is that of 0.2.0, which the Deployment has, it stays, since another name would replace the replicas.
     """
     name_in_0_2_0 = f"{deployment.name}-files"
-    live = observed.workload(deployment.name).get("spec", {}).get("template", {"metadata": {}, "spec": {}})
-    is_live = name_in_0_2_0 in mounted_config_maps(live["spec"]) and hash_in(live) == hash_in(template)
-    if is_live or name_in_0_2_0 not in mounted_config_maps(template["spec"]):
+    live = typed(observed.workload(deployment.name).get("spec", {}).get("template"))
+    recorded = typed(template)
+    is_live = name_in_0_2_0 in live.config_maps and live.files_hash == recorded.files_hash
+    if is_live or name_in_0_2_0 not in recorded.config_maps:
         return template
     pod = template["spec"]
     volumes = [renamed(volume, name_in_0_2_0, config_map(deployment)) for volume in pod["volumes"]]

@@ -14,6 +14,7 @@ from llm_operator.plan.pod import adapters, credentials, keys, own_settings, pod
 from llm_operator.plan.pod.files import add_files
 from llm_operator.plan.pod.overlay import PATH, merge
 from llm_operator.plan.pod.profiles import profile_of, with_resources
+from llm_operator.plan.pod.template import check_template
 from llm_operator.plan.pod.volumes import (
     FETCHED,
     MODEL_FOLDER,
@@ -72,6 +73,7 @@ def pod_template(
     template = merge(template, spec.pod_template or {}, own_labels, settings.allow_service_account)
     if origin.fetch is None:
         remove_model_container(template, has_job=bool(spec.model.cache))
+    check_template(template, own_labels)
     pod_security.check(template, settings.pod_security, PATH)
     pod_policy.check(deployment, profile, settings.pod_policy)
     own_settings.check(deployment, settings)

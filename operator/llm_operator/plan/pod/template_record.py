@@ -20,49 +20,12 @@ from llm_operator.api.sections.model import Model
 from llm_operator.api.spec import LLMDeployment
 from llm_operator.api.spec_hash import MARK, digest, equal_hashes, hash_of_0_1_0, spec_hash
 from llm_operator.observed import Manifest, Observed, revision
+from llm_operator.plan.pod.template import PodTemplate, typed
 from llm_operator.plan.pod.volumes import FETCHED
 from llm_operator.settings import Settings
 
 # The API server allows 256 KiB of annotations; the rest is for those that Kubernetes adds to a ReplicaSet.
 MOST_BYTES = 248 * 1024
-SERVED_NAME_FLAG = "--served-model-name="
-
-
-class Container(msgspec.Struct, frozen=True):
-    args: tuple[str, ...] = ()
-
-
-class Claim(msgspec.Struct, frozen=True, rename="camel"):
-    claim_name: str = ""
-
-
-class Volume(msgspec.Struct, frozen=True, rename="camel"):
-    name: str
-    persistent_volume_claim: Claim | None = None
-
-
-class PodSpec(msgspec.Struct, frozen=True):
-    containers: tuple[Container, ...]
-    volumes: tuple[Volume, ...] = ()
-
-
-class PodTemplate(msgspec.Struct, frozen=True):
-    """The part of a pod template that decides about its reuse."""
-
-    spec: PodSpec
-
-    @property
-    def served_names(self) -> set[str]:
-        arguments = (argument for container in self.spec.containers for argument in container.args)
-        named = (argument for argument in arguments if argument.startswith(SERVED_NAME_FLAG))
-        return {argument.removeprefix(SERVED_NAME_FLAG) for argument in named}
-
-    @property
-    def claims_of_model(self) -> set[str]:
-        """The claim that the model comes from; empty without one."""
-        claims = {volume.name: volume.persistent_volume_claim for volume in self.spec.volumes}
-        claim = claims.get(FETCHED.name)
-        return {claim.claim_name} if claim else set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +112,7 @@ def record_hash(template: str, made_for: str, rolled_at: str) -> str:
 
 def suits(record: TemplateRecord, deployment: LLMDeployment, settings: Settings) -> bool:
     """Return True for the record of a template that was rendered for this spec, and may still be used."""
-    try:
-        # It need not be a template.
-        template = msgspec.convert(record.template, PodTemplate)
-    except msgspec.ValidationError:
-        return False
+    template = typed(record.template)
     is_adopted = deployment.rolled_at in ("", record.rolled_at)
     is_cached = replaces_model(deployment, settings) or has_cache_of(template, deployment.spec.model)
     return (
@@ -171,9 +130,9 @@ def is_made_for(recorded_hash: str, deployment: LLMDeployment) -> bool:
 def has_cache_of(template: PodTemplate, model: Model) -> bool:
     """Return True if pods have the cache of a model exactly if it has one. The hash of a spec lacks one of a size."""
     if cache := model_cache(model):
-        return cache.claim in template.claims_of_model
+        return cache.claim == template.model_claim
     former = model_cache(msgspec.structs.replace(model, cache=Cache(size="1")))
-    return former is None or former.claim not in template.claims_of_model
+    return former is None or former.claim != template.model_claim
 
 
 def replaces_model(deployment: LLMDeployment, settings: Settings) -> bool:

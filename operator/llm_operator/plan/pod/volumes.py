@@ -1,6 +1,5 @@
 """The volumes of an engine's pod, and the origin of its model."""
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from engine_server.contract.model_uri import LocalPath, VolumeClaim, parse
@@ -60,16 +59,6 @@ def uncached_source(model: Model) -> Source:
             return Source(MODEL_FOLDER, volumes=(Volume("models", volume, mount),))
         case _:
             return Source(MODEL_FOLDER, fetch=model.uri, volumes=(FETCHED,))
-
-
-def mounted_config_maps(pod: Mapping[str, Any]) -> set[str]:
-    """Return the names of the ConfigMaps that a pod's spec has as volumes."""
-    volumes = pod.get("volumes") or ()
-    sources = [
-        *volumes,
-        *(source for volume in volumes for source in (volume.get("projected") or {}).get("sources") or ()),
-    ]
-    return {source["configMap"]["name"] for source in sources if "name" in (source.get("configMap") or {})}
 
 
 def limited(volume: Volume, resources: Resources) -> dict[str, Any]:

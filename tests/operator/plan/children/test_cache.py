@@ -450,3 +450,34 @@ def test_a_cache_that_cannot_be_is_refused_with_a_reason(
 ) -> None:
     with pytest.raises(SpecError, match=words):
         planned(manifest(model=model))
+
+
+@pytest.mark.parametrize(
+    ("pod", "problem"),
+    [
+        ({"initContainers": None}, "initContainers: the container model"),
+        (
+            {"initContainers": [{"name": "model", "volumeMounts": None}]},
+            "the volume models must be at /models",
+        ),
+        ({"volumes": None}, "there is no volume tmp"),
+    ],
+)
+def test_a_profile_without_what_the_download_needs_is_refused(
+    planned: Any, manifest: Any, pod: dict[str, Any], problem: str
+) -> None:
+    profiles = {"own": {"podTemplate": {"spec": pod}}}
+
+    with pytest.raises(SpecError, match=problem):
+        planned(
+            manifest(model=CREATED, profile="own"), settings=Settings(engine_image="e", profiles=profiles)
+        )
+
+
+def test_a_container_that_fetches_and_breaks_the_pods_standard_is_refused_before_the_download(
+    planned: Any, manifest: Any
+) -> None:
+    overlay = {"initContainers": [{"name": "model", "securityContext": {"privileged": True}}]}
+
+    with pytest.raises(SpecError, match=r"initContainers\[model\]\.securityContext\.privileged"):
+        planned(manifest(model=CREATED, podTemplate={"spec": overlay}))
