@@ -21,8 +21,10 @@ ROLLED_AT_ANNOTATION = f"{GROUP}/rolled-at"
 
 # On a model cache's claim, its Job and the Job's pods: the name of the cache.
 MODEL_CACHE_LABEL = f"{GROUP}/model-cache"
-# On a cache's Job: the UID of the LLMDeployment whose spec it follows, and the hash of its pod template.
+# On a cache's Job: the UID of the LLMDeployment whose spec it follows, the hash of what that spec asks of it, and the
+# hash of its pod template, which operators of 0.2.0 compare.
 FETCH_OWNER_ANNOTATION = f"{GROUP}/fetch-owner"
+FETCH_SPEC_ANNOTATION = f"{GROUP}/fetch-spec"
 FETCH_HASH_ANNOTATION = f"{GROUP}/fetch-hash"
 # On a Deployment, and on a claim that was created for a cache: the cache, and the claim's UID, whose model is complete.
 CACHED_MODEL_ANNOTATION = f"{GROUP}/cached-model"

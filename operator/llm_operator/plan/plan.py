@@ -64,5 +64,5 @@ def plan(deployment: LLMDeployment, observed: Observed, settings: Settings) -> P
         delete=tuple(key for key, existing in others.items() if may_delete(existing, deployment)),
         release=tuple(key for key, existing in others.items() if may_release(existing, deployment)),
         fetches=fetches,
-        requeue_after=cache.POLL_SECONDS if fetches else None,
+        requeue_after=cache.poll_after(fetches, observed) if fetches else None,
     )
