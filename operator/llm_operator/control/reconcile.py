@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from kubernetes.aio.client import ApiException
 
 from engine_server.contract.api import Key
+from engine_server.contract.reasons import Reason
 from llm_operator import metrics
 from llm_operator.control.adapter_pusher import AdapterPusher, Goal
 from llm_operator.control.api_errors import FAILURES, describe, is_rejection, is_transient, outage_seconds
@@ -230,7 +231,7 @@ class Reconciler:
         except ApiException as error:
             if not is_rejection(error):
                 raise
-            refusal = Problem("Refused", describe(error))
+            refusal = Problem(Reason.REFUSED, describe(error))
         children = dict(observed.children) | self.store.children(key)
         for child in (*decision.plan.delete, *decision.plan.release):
             children.pop(child, None)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from engine_server.contract.adapters import AdapterState, WantedAdapter
 from engine_server.contract.labels import ENGINE_CONTAINER
+from engine_server.contract.reasons import Reason
 from llm_operator.api.spec import LLMDeploymentSpec
 from llm_operator.api.status import ServedAdapter
 from llm_operator.observed import Observed, PodAdapters, Problem, Replica
@@ -72,16 +73,18 @@ def adapters_ready(spec: LLMDeploymentSpec | None, observed: Observed) -> Verdic
         return None
     total = len(ready_replicas(observed))
     if not total:
-        return Verdict(False, "NoReadyReplica", "adapters are served once a replica is ready")
+        return Verdict(False, Reason.NO_READY_REPLICA, "adapters are served once a replica is ready")
     found = {each.name: standings(each, spec, observed) for each in wanted.adapters}
     for name, listed in found.items():
         if problem := next((each.problem for each in listed if each.problem), None):
             return Verdict(False, problem.reason, f"the adapter {name}: {problem.message}{share(listed)}")
     for name, listed in found.items():
         if not all(each.is_ready for each in listed):
-            return Verdict(False, "LoadingAdapters", f"the adapter {name} is being loaded{share(listed)}")
+            return Verdict(
+                False, Reason.LOADING_ADAPTERS, f"the adapter {name} is being loaded{share(listed)}"
+            )
     names = ", ".join(found) or "no adapters"
-    return Verdict(True, "AdaptersServed", f"{total} of {total} replicas serve {names}")
+    return Verdict(True, Reason.ADAPTERS_SERVED, f"{total} of {total} replicas serve {names}")
 
 
 def share(listed: Sequence[Standing]) -> str:
@@ -117,7 +120,7 @@ def state_in(answer: PodAdapters, adapter: WantedAdapter) -> AdapterState | None
 
 def problem_in(answer: PodAdapters, state: AdapterState | None) -> Problem | None:
     if answer.problem:
-        return Problem("EngineUnreachable", f"{answer.replica.pod}: {answer.problem}")
+        return Problem(Reason.ENGINE_UNREACHABLE, f"{answer.replica.pod}: {answer.problem}")
     if state is not None and state.state == "failed":
-        return Problem("AdapterFailed", state.error or "it cannot be loaded")
+        return Problem(Reason.ADAPTER_FAILED, state.error or "it cannot be loaded")
     return None
