@@ -14,6 +14,9 @@ from llm_operator.api.spec import LLMDeployment
 from llm_operator.observed import ChildKey, Manifest, Observed, claim_key, fetch_key, workload_key
 from llm_operator.plan.children.fetch_job import fetch_job
 from llm_operator.plan.ownership import is_complete, is_followed, is_owned, is_terminating, shared_child
+from llm_operator.plan.pod.pods import pod_template
+from llm_operator.plan.pod.template_record import template_in_force
+from llm_operator.plan.pod.volumes import filling_source
 from llm_operator.settings import Settings
 
 # The time between two looks at a download that runs; of one that does not, up to the longest.
@@ -131,7 +134,12 @@ def job(
 
     In that case no Job is planned: the running one is deleted, and then created anew. Another release or image of the
     operator is no reason. One that 0.2.0 has created counts as made for the present spec of its LLMDeployment.
+
+    Raises SpecError before the download, unless the engines' template is there already: also for what only their pod
+    has, and for what a podTemplate has for the container that fetches and the Job leaves out.
     """
+    if template_in_force(deployment, observed, settings) is None:
+        pod_template(deployment, settings, filling_source(deployment.spec.model))
     key = fetch_key(cache.name)
     existing = observed.children.get(key)
     wanted = fetch_job(deployment, cache, settings)

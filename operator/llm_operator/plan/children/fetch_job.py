@@ -20,7 +20,7 @@ from llm_operator.observed import Manifest, fetch_key
 from llm_operator.plan.ownership import shared_child
 from llm_operator.plan.pod.overlay import PATH
 from llm_operator.plan.pod.pods import pod_template
-from llm_operator.plan.pod.volumes import FETCHED, source
+from llm_operator.plan.pod.volumes import FETCHED, filling_source
 from llm_operator.settings import Settings
 
 FOLDER = FETCHED.mount["mountPath"]
@@ -71,13 +71,10 @@ def fetch_template(deployment: LLMDeployment, cache: ModelCache, settings: Setti
     """Return the engines' pod template with nothing but the container that fetches, and with the claim as its volume.
 
     It is placed as the engines are, since the volume must be where they can use it, but asks for no GPU. Raises
-    SpecError before the download: also for what only the engines' pod has, and for what a podTemplate has for the
-    container that fetches and the Job leaves out.
+    SpecError.
     """
     model = deployment.spec.model
-    origin = source(model)._replace(fetch=model.uri)
-    pod_template(deployment, settings, origin)
-    template = pod_template(confined(deployment), settings, origin)
+    template = pod_template(confined(deployment), settings, filling_source(model))
     pod = template["spec"]
     fetch = fetching_container(pod)
     container = fetch | {
@@ -132,7 +129,8 @@ def confined(deployment: LLMDeployment) -> LLMDeployment:
     confined_spec = LLMDeploymentSpec(
         model=spec.model,
         engine=Engine(env=tuple(variable for variable in spec.engine.env if variable.name in VARIABLES)),
-        resources=spec.resources,
+        # The number of GPUs is the engines', but pods for nodes with GPUs tolerate these.
+        resources=msgspec.structs.replace(spec.resources, gpu=spec.resources.gpu and 1),
         profile=spec.profile,
         pod_template={"metadata": given.get("metadata") or {}, "spec": placement(given.get("spec") or {})},
     )

@@ -288,6 +288,16 @@ def as_of_0_2_0(goal: Any) -> dict[ChildKey, dict[str, Any]]:
     return children
 
 
+def test_another_number_of_gpus_does_not_restart_a_download(planned: Any, manifest: Any) -> None:
+    first = planned(owned_by("a", manifest(model=CREATED, resources={"gpu": 1})))
+
+    changed = planned(
+        owned_by("a", manifest(model=CREATED, resources={"gpu": 2})), Observed(children=after(first))
+    )
+
+    assert changed.child("Job") == first.child("Job")
+
+
 def test_an_upgrade_from_0_2_0_does_not_restart_a_download_and_a_later_change_does(
     planned: Any, manifest: Any
 ) -> None:
