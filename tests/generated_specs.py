@@ -95,6 +95,7 @@ FULL_TEMPLATE: dict[str, Any] = {
         "volumes": [
             {"name": "shm", "emptyDir": {"medium": "Memory"}},
             {"name": "own", "projected": {"sources": [{"configMap": {"name": "x"}}]}},
+            {"name": "weights", "image": {"reference": "weights:1"}},
         ],
     },
 }

@@ -50,7 +50,7 @@ def explain(cause: str, pod_spec: Mapping[str, Any]) -> tuple[str, str]:
 
 def priority(counted: tuple[int, str, str]) -> tuple[int, int]:
     """Order causes by the number of nodes; of equal ones, a taint is last, since control planes have one."""
-    order = (Reason.NODE_SELECTOR_MISMATCH, Reason.UNSCHEDULABLE, Reason.UNTOLERATED_TAINT)
+    order: tuple[str, ...] = (Reason.NODE_SELECTOR_MISMATCH, Reason.UNSCHEDULABLE, Reason.UNTOLERATED_TAINT)
     return -counted[0], order.index(counted[1])
 
 

@@ -25,6 +25,10 @@ class Claim(Part, frozen=True):
     claim_name: str = ""
 
 
+class Image(Part, frozen=True):
+    reference: str = ""
+
+
 class Source(Part, frozen=True):
     config_map: ConfigMap | None = None
 
@@ -37,6 +41,7 @@ class Volume(Part, frozen=True):
     name: str
     config_map: ConfigMap | None = None
     projected: Projected | None = None
+    image: Image | None = None
     persistent_volume_claim: Claim | None = None
 
 
