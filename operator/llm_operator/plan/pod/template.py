@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from engine_server.contract import labels
+from engine_server.contract.adapters import MODEL_VARIABLE
 from llm_operator.api.schema import SpecError
 from llm_operator.plan.pod.overlay import PATH
 from llm_operator.plan.pod.volumes import FETCHED
@@ -49,10 +50,16 @@ class Mount(Part, frozen=True):
     name: str
 
 
+class Variable(Part, frozen=True):
+    name: str
+    value: str = ""
+
+
 class Container(Part, frozen=True):
     name: str
     image: str | None = None
     args: tuple[str, ...] = ()
+    env: tuple[Variable, ...] = ()
     volume_mounts: tuple[Mount, ...] = ()
 
 
@@ -76,6 +83,16 @@ class PodTemplate(Part, frozen=True):
         arguments = (argument for container in self.spec.containers for argument in container.args)
         named = (argument for argument in arguments if argument.startswith(SERVED_NAME_FLAG))
         return {argument.removeprefix(SERVED_NAME_FLAG) for argument in named}
+
+    @property
+    def model(self) -> str:
+        """The URI of the model that engines with adapters serve; empty if the template of 0.2.0 does not have it."""
+        variables = (each for container in self.spec.containers for each in container.env)
+        named = [each.value for each in variables if each.name == MODEL_VARIABLE]
+        fetched = [
+            uri for each in self.spec.init_containers if "fetch" in each.args[:1] for uri in each.args[1:2]
+        ]
+        return next(iter((*named, *fetched)), "")
 
     @property
     def model_claim(self) -> str | None:
