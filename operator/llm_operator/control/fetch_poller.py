@@ -75,4 +75,4 @@ class FetchPoller:
 
 def interval_after(silences: int, first: float) -> float:
     """Return the seconds until the next question, after so many in a row without an answer."""
-    return min(LONGEST_SECONDS, first * 2 ** min(silences, 16))
+    return min(LONGEST_SECONDS, first * 2.0 ** min(silences, 16))

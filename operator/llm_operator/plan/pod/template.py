@@ -105,8 +105,9 @@ class PodTemplate(Part, frozen=True):
     def config_maps(self) -> set[str]:
         """The ConfigMaps that pods mount."""
         projected = [volume.projected.sources for volume in self.spec.volumes if volume.projected]
-        sources = [*self.spec.volumes, *(source for sources in projected for source in sources)]
-        return {source.config_map.name for source in sources if source.config_map}
+        mounted = [volume.config_map for volume in self.spec.volumes]
+        mounted += [source.config_map for sources in projected for source in sources]
+        return {config_map.name for config_map in mounted if config_map}
 
     @property
     def files_hash(self) -> str | None:
