@@ -1,6 +1,6 @@
 """Specs generated from the CRD's schema."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hypothesis import strategies as st
@@ -59,6 +59,88 @@ POD_TEMPLATES = st.fixed_dictionaries(
         ),
     },
 )
+CONFINED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+# A podTemplate with a value at every depth.
+FULL_TEMPLATE: dict[str, Any] = {
+    "metadata": {"labels": {"a": "b"}, "annotations": {"a": "b"}},
+    "spec": {
+        "nodeSelector": {"gpu": "h200"},
+        "tolerations": [{"key": "spot", "operator": "Exists"}],
+        "imagePullSecrets": [{"name": "registry"}],
+        "securityContext": {"fsGroup": 5},
+        "resourceClaims": [{"name": "gpu"}],
+        "containers": [
+            {
+                "name": "engine",
+                "image": "engine:9",
+                "args": ["--seed=1"],
+                "env": [{"name": "X", "value": "y"}],
+                "ports": [{"containerPort": 9000}],
+                "resources": {"limits": {"cpu": "1"}},
+                "securityContext": {"runAsUser": 5, "capabilities": {"drop": ["ALL"]}},
+                "volumeMounts": [{"name": "shm", "mountPath": "/x"}],
+                "lifecycle": {"preStop": {}},
+            },
+            {"name": "sidecar", "image": "sidecar:1", "securityContext": CONFINED},
+        ],
+        "initContainers": [
+            {
+                "name": "model",
+                "env": [{"name": "X", "value": "y"}],
+                "resources": {"limits": {"cpu": "1"}},
+                "securityContext": {"runAsUser": 5},
+                "volumeMounts": [{"name": "shm", "mountPath": "/x"}],
+            }
+        ],
+        "volumes": [
+            {"name": "shm", "emptyDir": {"medium": "Memory"}},
+            {"name": "own", "projected": {"sources": [{"configMap": {"name": "x"}}]}},
+            {"name": "weights", "image": {"reference": "weights:1"}},
+        ],
+    },
+}
+WRONG: Strategy = st.sampled_from(
+    [
+        None,
+        {},
+        [],
+        "text",
+        5,
+        False,
+        [None],
+        [{}],
+        {"a": None},
+        {"name": None},
+        [{"name": None}],
+        [{"name": "model"}],
+    ]
+)
+
+
+def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the keys and indices that lead to each value within a value."""
+    steps = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for step, inner in steps:
+        yield (*place, step)
+        yield from places(inner, (*place, step))
+
+
+def with_value_at(value: Any, place: tuple[Any, ...], other: object) -> Any:
+    """Return a copy with another value at a place."""
+    if not place:
+        return other
+    first, *rest = place
+    copied = value.copy()
+    copied[first] = with_value_at(value[first], tuple(rest), other)
+    return copied
+
+
+# Nulls, wrong types and empty values anywhere.
+DISTURBED_TEMPLATES = st.builds(
+    lambda place, other: with_value_at(FULL_TEMPLATE, place, other),
+    st.sampled_from([*places(FULL_TEMPLATE)]),
+    WRONG,
+)
 # Fields of pods that the schema does not describe, and so admits with any value.
 UNDESCRIBED = st.sampled_from(
     [
@@ -87,7 +169,14 @@ LIKELY: Mapping[str, Strategy] = {
         {"name": WORDS.map("{}-adapter".format), "uri": st.sampled_from(["a/b", "s3://bucket/a", "/m/a"])}
     ),
     "profile": st.just("gpu-l4"),
-    "model.cache": st.sampled_from([{"size": "1Gi"}, {"size": "1Gi", "class": "fast"}, {"claim": "mine"}]),
+    "model.cache": st.sampled_from(
+        [
+            {"size": "1Gi"},
+            {"size": "1Gi", "class": "fast"},
+            {"size": "1Gi", "accessMode": "ReadWriteMany"},
+            {"claim": "mine"},
+        ]
+    ),
     "podTemplate": POD_TEMPLATES,
 }
 
@@ -95,6 +184,26 @@ LIKELY: Mapping[str, Strategy] = {
 def specs(fields: Mapping[str, Strategy]) -> Strategy:
     """Return specs that the schema admits, with the given values for some fields."""
     return values(root_schema()["properties"]["spec"], fields, "")
+
+
+def single_fields(fields: Mapping[str, Strategy]) -> dict[str, Strategy]:
+    """Return the values of every field of the schema by its path; of those that `fields` has as a whole."""
+
+    def below(schema: Schema, path: str) -> Iterator[tuple[str, Strategy]]:
+        if path in fields or "properties" not in schema:
+            yield path, values(schema, fields, path)
+            return
+        for name, part in schema["properties"].items():
+            yield from below(part, f"{path}.{name}".removeprefix("."))
+
+    return dict(below(root_schema()["properties"]["spec"], ""))
+
+
+def changed(spec: Any, path: str, value: object) -> Any:
+    """Return a spec with another value at a path; None removes it."""
+    name, _, rest = path.partition(".")
+    inner = changed(spec.get(name, {}), rest, value) if rest else value
+    return {key: each for key, each in {**spec, name: inner}.items() if each is not None}
 
 
 def values(schema: Schema, fields: Mapping[str, Strategy], path: str) -> Strategy:

@@ -1,7 +1,7 @@
 """The adapters of an engine, as its admin API and the file of `--adapters-file` describe them.
 
-`PUT /adapters` and the file take {"adapters": [{"name": ..., "uri": ...}]}, all that the engine should serve;
-`GET /adapters` and the answer to a PUT report the state of each.
+`PUT /adapters` and the file take {"adapters": [{"name": ..., "uri": ...}], "model": ...}, all that the engine should
+serve; `GET /adapters` and the answer to a PUT report the state of each. A list that names another model is ignored.
 """
 
 from typing import Literal
@@ -13,6 +13,8 @@ from engine_server.contract.ranges import Word
 
 # The path of the admin API.
 ADAPTERS_PATH = "/adapters"
+# The environment variable of an engine with the URI of its model, by which lists name it.
+MODEL_VARIABLE = "FAIRLEAD_ADAPTERS_MODEL"
 # Different LoRA adapters in a step of an engine that serves a list of adapters, in slots of the device's memory.
 MAX_IN_STEP = 8
 # Adapters of each kind in the memory of its host; others are read again from their folders.
@@ -31,6 +33,12 @@ class WantedAdapters(msgspec.Struct, frozen=True):
     """All adapters that an engine should serve."""
 
     adapters: list[WantedAdapter] = []
+    # The URI of the model that they are for; empty, as in lists of 0.2.0, if it is not known.
+    model: str = ""
+
+    def is_for(self, model: str) -> bool:
+        """Return False for a list that names another model. Engines that do not know theirs take every list."""
+        return "" in (self.model, model) or self.model == model
 
     def by_name(self) -> dict[str, str]:
         """Return the URIs. Raises ValueError for a name that is empty or there twice, and for an empty URI."""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, NoReturn, get_args, get_origin, get_type_hin
 
 import yaml
 
+from engine_server.contract.adapters import MODEL_VARIABLE
 from engine_server.engine.arguments.flags import POSITIONAL, add_flags
 
 PREFIX = "FAIRLEAD_"
@@ -22,7 +23,7 @@ VLLM_VARIABLES = {"api_key": "VLLM_API_KEY"}
 # The key of the admin API, which no flag takes: arguments are visible to others.
 ADMIN_KEY = "FAIRLEAD_ADMIN_KEY"
 # Variables with our prefix that are no flags.
-OTHER_VARIABLES = {ADMIN_KEY, "FAIRLEAD_CACHE", "FAIRLEAD_CONFIG"}
+OTHER_VARIABLES = {ADMIN_KEY, MODEL_VARIABLE, "FAIRLEAD_CACHE", "FAIRLEAD_CONFIG"}
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 logger = logging.getLogger(__name__)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from pathlib import Path
 
 import msgspec
 
-from engine_server.contract.adapters import AdapterState, AdapterStates, WantedAdapters
+from engine_server.contract.adapters import MODEL_VARIABLE, AdapterState, AdapterStates, WantedAdapters
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.server.adapters import ServedAdapters
 
@@ -72,8 +73,21 @@ class AdapterSet:
 
 
 def read_adapters_file(file: Path) -> dict[str, str]:
-    """Return the adapters in a file, URIs by name. Raises ValueError."""
+    """Return the adapters in a file for this engine's model, URIs by name. Raises ValueError."""
     try:
-        return msgspec.json.decode(file.read_bytes(), type=WantedAdapters).by_name()
+        wanted = msgspec.json.decode(file.read_bytes(), type=WantedAdapters)
+        given = wanted.by_name()
     except (OSError, ValueError) as error:
         raise ValueError(f"adapters_file {file}: {error}") from error
+    return given if is_ours(wanted) else {}
+
+
+def is_ours(wanted: WantedAdapters) -> bool:
+    """Return True unless a list is for another model than this engine's, and log that."""
+    model = os.environ.get(MODEL_VARIABLE, "")
+    if wanted.is_for(model):
+        return True
+    logger.warning(
+        "a list of adapters for the model %s is ignored: this engine serves %s", wanted.model, model
+    )
+    return False

@@ -128,7 +128,7 @@ class Observed:
     subject: Manifest = field(default_factory=dict)
     children: Mapping[ChildKey, Manifest] = field(default_factory=dict)
     pods: tuple[Manifest, ...] = ()
-    # The ReplicaSets with the label of the LLMDeployment, in any order; of each only the metadata is used.
+    # The ReplicaSets of the Deployment, in any order; of their templates only the volumes are known.
     replica_sets: tuple[Manifest, ...] = ()
     # Served names that mean another LLMDeployment, each with that one's namespace and name.
     name_holders: tuple[tuple[str, str], ...] = ()

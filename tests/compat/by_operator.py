@@ -20,6 +20,7 @@ from compat.sample import (
     KEY,
     MANIFEST,
     ROUTER_ROOTS,
+    SETTINGS,
     UID,
     config_map,
     observe,
@@ -41,6 +42,7 @@ from llm_operator.control.watching.store import owners
 from llm_operator.observed import ChildKey, Manifest, Replica
 from llm_operator.plan.children.cache import is_cached
 from llm_operator.plan.ownership import is_followed, may_apply, may_delete
+from llm_operator.plan.pod import files
 from llm_operator.plan.pod.template_record import read, template_in_force
 
 from engine_server.contract import labels
@@ -71,8 +73,16 @@ def as_json(value: object) -> bytes:
 
 
 def write_children() -> dict[str, bytes]:
+    """Return the children of today's pods, and the files of a pod template of 0.2.0."""
     children = planned(MANIFEST)
-    return {f"{key.kind} {key.name}": as_json(marked(child)) for key, child in children.items()}
+    written = [*children.values(), *files.plan(DEPLOYMENT, as_of_0_2_0(template(children)), SETTINGS)]
+    return {f"{child['kind']} {child['metadata']['name']}": as_json(marked(child)) for child in written}
+
+
+def as_of_0_2_0(content: Manifest) -> Manifest:
+    """Return a pod template with the name that 0.2.0 gave to the ConfigMap with files."""
+    renamed: Manifest = json.loads(json.dumps(content).replace(files.config_map(DEPLOYMENT), "llama-files"))
+    return renamed
 
 
 def read_child(content: bytes) -> dict[str, Any]:
@@ -87,7 +97,10 @@ def read_child(content: bytes) -> dict[str, Any]:
     }
     if key.kind == "Deployment":
         observed = observe(MANIFEST, [existing])
-        recorded, kept = read(existing["metadata"]["annotations"]), template_in_force(DEPLOYMENT, observed)
+        recorded, kept = (
+            read(existing["metadata"]["annotations"]),
+            template_in_force(DEPLOYMENT, observed, SETTINGS),
+        )
         found["template is kept"] = kept is not None and kept.template == existing["spec"]["template"]
         found["rolled at"] = recorded and recorded.rolled_at
         found["next template is kept"] = template(planned(MANIFEST, [existing])) == template([existing])

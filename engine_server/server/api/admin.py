@@ -16,6 +16,7 @@ from engine_server.requests.errors import InvalidRequestError
 from engine_server.server.api.openai_answer import json_response
 from engine_server.server.gate import unavailable
 from engine_server.server.http.errors import ApiError, refusal
+from engine_server.server.wanted_adapters import is_ours
 
 if TYPE_CHECKING:
     from engine_server.server.engine_host import EngineHost
@@ -131,10 +132,12 @@ def routes(host: EngineHost) -> APIRouter:
     async def put_adapters(request: Request) -> Response:
         """Serve exactly these adapters besides those that were loaded one by one, as soon as they are loaded."""
         try:
-            wanted = msgspec.json.decode(await request.body(), type=WantedAdapters).by_name()
+            wanted = msgspec.json.decode(await request.body(), type=WantedAdapters)
+            given = wanted.by_name()
         except ValueError as error:
             raise ApiError(400, str(error), param="adapters") from None
-        host.model.adapter_set.want(wanted)
+        if is_ours(wanted):
+            host.model.adapter_set.want(given)
         return json_response(host.model.adapter_set.states())
 
     @router.get(ADAPTERS_PATH, response_model=None)

@@ -1,17 +1,24 @@
 """Hashes of a spec's fields that pods depend on. The record of a pod template names by one the spec it was made for."""
 
 import hashlib
-from typing import Any, get_args
+from collections.abc import Iterator
+from itertools import product
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
+from llm_operator.api.model_cache import DEFAULT_ACCESS_MODE
 from llm_operator.api.schema import NOT_IN_PODS, Section
+from llm_operator.api.sections.model import Model
+from llm_operator.api.sections.resources import DEFAULT_GPU_RESOURCE, Resources
 from llm_operator.api.sections.routing import Routing
 from llm_operator.api.spec import LLMDeploymentSpec
 
 # Begins the hashes of this module's function; those of 0.1.0 begin with a hexadecimal digit.
 MARK = "v2-"
 EMPTY: tuple[object, ...] = (None, [], {})
+
+S = TypeVar("S", bound=Section)
 
 
 def spec_hash(spec: LLMDeploymentSpec) -> str:
@@ -22,6 +29,34 @@ def spec_hash(spec: LLMDeploymentSpec) -> str:
         # Engines serve adapters or not; the list reaches them while they run.
         fields["adapters"] = True
     return MARK + digest(msgspec.json.encode(fields, order="sorted"))
+
+
+def equal_hashes(spec: LLMDeploymentSpec) -> Iterator[str]:
+    """Yield the hashes of a spec as given, and with each default that is not the schema's left out or written out."""
+    yield spec_hash(spec)
+    for resources, model in product(spellings_of_resources(spec), spellings_of_model(spec.model)):
+        yield spec_hash(msgspec.structs.replace(spec, resources=resources, model=model))
+
+
+def spellings_of_resources(spec: LLMDeploymentSpec) -> tuple[Resources, ...]:
+    # A profile may have another value.
+    return (
+        (spec.resources,) if spec.profile else spellings(spec.resources, "gpu_resource", DEFAULT_GPU_RESOURCE)
+    )
+
+
+def spellings_of_model(model: Model) -> tuple[Model, ...]:
+    if model.cache is None or model.cache.size is None:
+        return (model,)
+    caches = spellings(model.cache, "access_mode", DEFAULT_ACCESS_MODE)
+    return tuple(msgspec.structs.replace(model, cache=cache) for cache in caches)
+
+
+def spellings(section: S, field: str, default: str) -> tuple[S, ...]:
+    """Return the section without and with the default of a field, if that is its value."""
+    if getattr(section, field) not in (None, default):
+        return (section,)
+    return tuple(msgspec.structs.replace(section, **{field: value}) for value in (None, default))
 
 
 def hash_of_0_1_0(spec: LLMDeploymentSpec) -> str:

@@ -32,9 +32,10 @@ REFUSALS = {
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """The adapters that the engines of one LLMDeployment should serve, and the key of their admin API."""
+    """The adapters that engines of one LLMDeployment should serve, and the key of their admin API."""
 
-    wanted: WantedAdapters
+    # None for engines of another model, which are only asked for those that they serve.
+    wanted: WantedAdapters | None
     key: str = field(repr=False)
 
 
@@ -63,9 +64,11 @@ class Push:
         answer = self.answer
         if answer is None or answer.problem:
             return False
-        return {
-            each.name: each.uri for each in answer.states if each.state == "ready"
-        } == self.goal.wanted.by_name()
+        return (
+            self.goal.wanted is None
+            or {each.name: each.uri for each in answer.states if each.state == "ready"}
+            == self.goal.wanted.by_name()
+        )
 
 
 @dataclass(slots=True)
@@ -92,16 +95,22 @@ class AdapterPusher:
         finally:
             self.tasks = None
 
-    def follow(self, key: Key, goal: Goal | None, replicas: Sequence[Replica]) -> None:
-        """Bring these replicas to `goal`, and no others any more; with None, none of them."""
+    def follow(
+        self, key: Key, goal: Goal | None, replicas: Sequence[Replica], others: Sequence[Replica] = ()
+    ) -> None:
+        """Bring these replicas to `goal`, and no others any more; with None, none of them.
+
+        Replicas of another model, the `others`, are asked for what they serve and keep it.
+        """
         known = self.pushes.setdefault(key, {})
-        wanted = replicas if goal is not None else ()
-        for replica in known.keys() - set(wanted):
+        goals: dict[Replica, Goal] = {}
+        if goal is not None:
+            goals = dict.fromkeys(replicas, goal) | dict.fromkeys(others, Goal(None, goal.key))
+        for replica in known.keys() - goals.keys():
             push = known.pop(replica)
             if push.task is not None:
                 push.task.cancel()
-        for replica in wanted:
-            assert goal is not None
+        for replica, goal in goals.items():
             if replica not in known:
                 known[replica] = Push(replica, goal)
                 self._start(key, known[replica])
@@ -131,7 +140,7 @@ class AdapterPusher:
         failures = 0
         while True:
             push.is_changed.clear()
-            await self._ask(key, push, "PUT")
+            await self._ask(key, push, "GET" if push.goal.wanted is None else "PUT")
             while push.is_loading and not await is_set(push.is_changed, POLL_SECONDS):
                 await self._ask(key, push, "GET")
             failures = 0 if push.is_reached else min(failures + 1, 16)

@@ -13,6 +13,8 @@ from engine_server.contract.ranges import Total
 from llm_operator.control.pod_questions import PodQuestions
 
 INTERVAL_SECONDS = 2.0
+# While nobody answers the interval doubles from the first to the longest.
+LONGEST_SECONDS = 30.0
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -47,6 +49,7 @@ class FetchPoller:
             self.tasks[key] = asyncio.create_task(self._poll(key), name=f"download of {key}")
 
     async def _poll(self, key: Key) -> None:
+        silences = 0
         try:
             while addresses := self.addresses.get(key):
                 progress = await self._ask(key.namespace, addresses)
@@ -54,7 +57,8 @@ class FetchPoller:
                     self.progress.pop(key, None)
                 else:
                     self.progress[key] = progress
-                await asyncio.sleep(self.interval)
+                silences = 0 if progress is not None else silences + 1
+                await asyncio.sleep(interval_after(silences, self.interval))
         finally:
             del self.tasks[key]
 
@@ -67,3 +71,8 @@ class FetchPoller:
             except ValueError:
                 continue
         return None
+
+
+def interval_after(silences: int, first: float) -> float:
+    """Return the seconds until the next question, after so many in a row without an answer."""
+    return min(LONGEST_SECONDS, first * 2.0 ** min(silences, 16))

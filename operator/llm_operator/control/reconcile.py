@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from kubernetes.aio.client import ApiException
 
 from engine_server.contract.api import Key
+from engine_server.contract.reasons import Reason
 from llm_operator import metrics
 from llm_operator.control.adapter_pusher import AdapterPusher, Goal
 from llm_operator.control.api_errors import FAILURES, describe, is_rejection, is_transient, outage_seconds
@@ -33,7 +34,7 @@ from llm_operator.plan.decide import Decision, decide
 from llm_operator.plan.deletion_cost import is_scale_down
 from llm_operator.plan.ownership import field_manager, owned_by, owned_pods
 from llm_operator.settings import Settings
-from llm_operator.status.adapters import ready_replicas
+from llm_operator.status.adapters import of_other_models, ready_replicas
 from llm_operator.status.assess import assess
 from llm_operator.status.messages import presentable
 from llm_operator.status.start import replica_to_ask
@@ -160,7 +161,14 @@ class Reconciler:
         wanted = observed.adapters_in_force
         admin_key = self.root_keys.admin_key(observed.subject["metadata"]["uid"]) if self.root_keys else ""
         goal = Goal(wanted, admin_key) if wanted is not None and admin_key else None
-        self.adapter_pusher.follow(key, goal, ready_replicas(observed))
+        replicas = ready_replicas(observed)
+        others = of_other_models(wanted, observed) if wanted is not None else set()
+        self.adapter_pusher.follow(
+            key,
+            goal,
+            [replica for replica in replicas if replica.pod not in others],
+            [replica for replica in replicas if replica.pod in others],
+        )
 
     def forget(self, key: Key) -> None:
         """Forget an LLMDeployment that was deleted."""
@@ -230,7 +238,7 @@ class Reconciler:
         except ApiException as error:
             if not is_rejection(error):
                 raise
-            refusal = Problem("Refused", describe(error))
+            refusal = Problem(Reason.REFUSED, describe(error))
         children = dict(observed.children) | self.store.children(key)
         for child in (*decision.plan.delete, *decision.plan.release):
             children.pop(child, None)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from engine_server.contract.reasons import Reason
 from llm_operator.api.schema import SpecError
 from llm_operator.api.spec import LLMDeployment, LLMDeploymentSpec, parse
 from llm_operator.observed import Observed, Problem
@@ -34,7 +35,7 @@ def decide(observed: Observed, settings: Settings) -> Decision:
         goal = plan(deployment, observed, settings)
     except SpecError as error:
         goal = NOTHING if observed.is_paused else plan_refused(observed, settings)
-        return Decision(None, goal, Problem("InvalidSpec", str(error)))
+        return Decision(None, goal, Problem(Reason.INVALID_SPEC, str(error)))
     if observed.is_paused:
         return Decision(deployment.spec, NOTHING)
     if refusal := obstacle(goal, deployment, observed):
@@ -46,9 +47,11 @@ def obstacle(goal: Plan, deployment: LLMDeployment, observed: Observed) -> Probl
     """Return the reason why a plan cannot be applied; None if there is none."""
     if deployment.has_adapters and not observed.key_hashes.admin:
         problem = "spec.adapters: the operator has no admin key, with which it tells engines their adapters"
-        return Problem("NoAdminKey", f"{problem}; see its flag --admin-key-secret, and its log")
+        return Problem(Reason.NO_ADMIN_KEY, f"{problem}; see its flag --admin-key-secret, and its log")
     for key in goal.apply:
         existing = observed.children.get(key)
         if existing is not None and not may_apply(existing, deployment):
-            return Problem("ChildExists", f"a {key.kind} named {key.name} is there already and is not ours")
+            return Problem(
+                Reason.CHILD_EXISTS, f"a {key.kind} named {key.name} is there already and is not ours"
+            )
     return None

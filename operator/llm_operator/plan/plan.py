@@ -9,8 +9,9 @@ from llm_operator.api.spec import LLMDeployment
 from llm_operator.observed import ChildKey, Manifest, Observed
 from llm_operator.plan.children import budget, cache, network_policy, service, service_account
 from llm_operator.plan.children import deployment as workload
+from llm_operator.plan.mounted import mounted
 from llm_operator.plan.ownership import may_delete, may_release
-from llm_operator.plan.pod import adapters, files, keys
+from llm_operator.plan.pod import adapters, keys
 from llm_operator.settings import Settings
 
 
@@ -22,10 +23,9 @@ class Planner(Protocol):
         ...
 
 
-# In the order in which children are applied: pods need their service account, files, keys, adapters and model.
+# In the order in which children are applied: pods need their service account, keys, adapters and model.
 PLANNERS: tuple[Planner, ...] = (
     service_account,
-    files,
     keys,
     adapters,
     cache,
@@ -61,12 +61,13 @@ def plan(deployment: LLMDeployment, observed: Observed, settings: Settings) -> P
     """Return the plan for a spec. Raises SpecError for a spec that cannot be carried out."""
     wanted = (child for planner in PLANNERS for child in planner.plan(deployment, observed, settings))
     apply = {ChildKey.of(child): child for child in wanted}
-    others = {key: existing for key, existing in observed.children.items() if key not in apply}
+    kept = apply.keys() | mounted(deployment, observed, apply)
+    others = {key: existing for key, existing in observed.children.items() if key not in kept}
     fetches = cache.fetched_into(deployment, observed)
     return Plan(
         apply,
         delete=tuple(key for key, existing in others.items() if may_delete(existing, deployment)),
         release=tuple(key for key, existing in others.items() if may_release(existing, deployment)),
         fetches=fetches,
-        requeue_after=cache.POLL_SECONDS if fetches else None,
+        requeue_after=cache.poll_after(fetches, observed) if fetches else None,
     )

@@ -3,11 +3,15 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from engine_server.contract.adapters import AdapterState, WantedAdapter
+from engine_server.contract.adapters import AdapterState, WantedAdapter, WantedAdapters
 from engine_server.contract.labels import ENGINE_CONTAINER
+from engine_server.contract.reasons import Reason
 from llm_operator.api.spec import LLMDeploymentSpec
 from llm_operator.api.status import ServedAdapter
 from llm_operator.observed import Observed, PodAdapters, Problem, Replica
+from llm_operator.plan.ownership import owned_pods
+from llm_operator.plan.pod.template import typed
+from llm_operator.plan.pod.template_record import read
 from llm_operator.status.conditions import Verdict
 from llm_operator.status.messages import presentable
 from llm_operator.status.problems import condition, statuses
@@ -46,6 +50,16 @@ def _ready_replicas(observed: Observed) -> Iterator[Replica]:
             yield Replica(pod["metadata"]["name"], started_at, address)
 
 
+def of_other_models(wanted: WantedAdapters, observed: Observed) -> set[str]:
+    """Return the names of the pods that serve another model than the one that a list of adapters is for."""
+    others = set()
+    for replica_set in observed.replica_sets:
+        record = read(replica_set["metadata"].get("annotations", {}))
+        if record is not None and not wanted.is_for(typed(record.template).model):
+            others |= {pod["metadata"]["name"] for pod in owned_pods(observed.pods, [replica_set])}
+    return others
+
+
 def served_adapters(spec: LLMDeploymentSpec | None, observed: Observed) -> tuple[ServedAdapter, ...] | None:
     """Return the adapters with the pods that serve each; None if engines serve none."""
     wanted = observed.adapters_in_force
@@ -72,16 +86,18 @@ def adapters_ready(spec: LLMDeploymentSpec | None, observed: Observed) -> Verdic
         return None
     total = len(ready_replicas(observed))
     if not total:
-        return Verdict(False, "NoReadyReplica", "adapters are served once a replica is ready")
+        return Verdict(False, Reason.NO_READY_REPLICA, "adapters are served once a replica is ready")
     found = {each.name: standings(each, spec, observed) for each in wanted.adapters}
     for name, listed in found.items():
         if problem := next((each.problem for each in listed if each.problem), None):
             return Verdict(False, problem.reason, f"the adapter {name}: {problem.message}{share(listed)}")
     for name, listed in found.items():
         if not all(each.is_ready for each in listed):
-            return Verdict(False, "LoadingAdapters", f"the adapter {name} is being loaded{share(listed)}")
+            return Verdict(
+                False, Reason.LOADING_ADAPTERS, f"the adapter {name} is being loaded{share(listed)}"
+            )
     names = ", ".join(found) or "no adapters"
-    return Verdict(True, "AdaptersServed", f"{total} of {total} replicas serve {names}")
+    return Verdict(True, Reason.ADAPTERS_SERVED, f"{total} of {total} replicas serve {names}")
 
 
 def share(listed: Sequence[Standing]) -> str:
@@ -117,7 +133,7 @@ def state_in(answer: PodAdapters, adapter: WantedAdapter) -> AdapterState | None
 
 def problem_in(answer: PodAdapters, state: AdapterState | None) -> Problem | None:
     if answer.problem:
-        return Problem("EngineUnreachable", f"{answer.replica.pod}: {answer.problem}")
+        return Problem(Reason.ENGINE_UNREACHABLE, f"{answer.replica.pod}: {answer.problem}")
     if state is not None and state.state == "failed":
-        return Problem("AdapterFailed", state.error or "it cannot be loaded")
+        return Problem(Reason.ADAPTER_FAILED, state.error or "it cannot be loaded")
     return None

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from engine_server.contract.labels import ENGINE_CONTAINER, MODEL_CONTAINER, PAUSED_ANNOTATION
+from engine_server.contract.reasons import Reason
 from llm_operator.observed import Manifest, Observed, Problem, StartReport
 from llm_operator.status.problems import condition, is_running, phase, problems
 from llm_operator.status.rollout import failing_pods
@@ -87,8 +88,8 @@ def blockage(workload: Manifest) -> Problem | None:
     failure = condition(workload, "ReplicaFailure")
     if failure.get("status") == "True":
         return creation_problem(failure.get("reason", "ReplicaFailure"), failure.get("message", ""))
-    if condition(workload, "Progressing").get("reason") == "ProgressDeadlineExceeded":
-        return Problem("ProgressDeadlineExceeded", "the replicas were not ready within the deadline")
+    if condition(workload, "Progressing").get("reason") == Reason.PROGRESS_DEADLINE_EXCEEDED:
+        return Problem(Reason.PROGRESS_DEADLINE_EXCEEDED, "the replicas were not ready within the deadline")
     return None
 
 
@@ -96,7 +97,9 @@ def creation_problem(reason: str, message: str) -> Problem:
     """Return the reason why pods cannot be created. The name of the refused pod, a new one each time, is left out."""
     _, is_quota, detail = message.partition("exceeded quota: ")
     if is_quota:
-        return Problem("QuotaExceeded", f"no further pod can be created: it would exceed the quota {detail}")
+        return Problem(
+            Reason.QUOTA_EXCEEDED, f"no further pod can be created: it would exceed the quota {detail}"
+        )
     return Problem(reason, message)
 
 
@@ -104,28 +107,28 @@ def ready(evidence: Evidence) -> Verdict:
     """True means that a request to the router is answered."""
     wanted, answering = evidence.wanted, evidence.counts.ready_replicas
     if wanted and answering:
-        return Verdict(True, "ReplicasReady", f"{answering} of {wanted} replicas answer")
+        return Verdict(True, Reason.REPLICAS_READY, f"{answering} of {wanted} replicas answer")
     if evidence.problems:
         return Verdict(False, *evidence.problems[0])
     if not wanted and evidence.is_autoscaled:
-        return Verdict(True, "ScaledToZero", "the next request starts a replica")
+        return Verdict(True, Reason.SCALED_TO_ZERO, "the next request starts a replica")
     if not wanted:
-        return Verdict(False, "Stopped", "spec.replicas is 0, and there is no spec.autoscaling")
+        return Verdict(False, Reason.STOPPED, "spec.replicas is 0, and there is no spec.autoscaling")
     if any(is_running(pod, ENGINE_CONTAINER) for pod in evidence.pods):
         return loading(evidence.start_report)
     if any(is_running(pod, MODEL_CONTAINER) for pod in evidence.pods):
-        return Verdict(False, "FetchingModel", "the model is being fetched")
-    return Verdict(False, "Starting", "pods are being started")
+        return Verdict(False, Reason.FETCHING_MODEL, "the model is being fetched")
+    return Verdict(False, Reason.STARTING, "pods are being started")
 
 
 def loading(report: StartReport | None) -> Verdict:
     """Return the phase of an engine that starts."""
     match report.phase if report else "":
         case "load" if report:
-            return Verdict(False, "Loading", f"the engine loads the model: {report.percent} %")
+            return Verdict(False, Reason.LOADING, f"the engine loads the model: {report.percent} %")
         case "warm up":
-            return Verdict(False, "WarmingUp", "the model is loaded, and the engine warms up")
-    return Verdict(False, "Loading", "the engine loads the model")
+            return Verdict(False, Reason.WARMING_UP, "the model is loaded, and the engine warms up")
+    return Verdict(False, Reason.LOADING, "the engine loads the model")
 
 
 def progressing(evidence: Evidence) -> Verdict:
@@ -134,22 +137,22 @@ def progressing(evidence: Evidence) -> Verdict:
     if evidence.refusal:
         return Verdict(False, *evidence.refusal)
     if evidence.is_paused:
-        return Verdict(False, "Paused", PAUSED)
+        return Verdict(False, Reason.PAUSED, PAUSED)
     are_current = counts.replicas == counts.updated_replicas == counts.ready_replicas == wanted
     if evidence.is_counted and are_current:
-        return Verdict(False, "Complete", f"{wanted} of {wanted} replicas are ready")
+        return Verdict(False, Reason.COMPLETE, f"{wanted} of {wanted} replicas are ready")
     if evidence.is_counted and (reason := blockage(evidence.workload)):
         return Verdict(False, *reason)
     if evidence.is_counted and evidence.failures:
         return Verdict(False, *evidence.failures[0])
     message = f"{counts.updated_replicas} of {wanted} replicas are up to date, {counts.ready_replicas} ready"
-    return Verdict(True, "RollingOut", message)
+    return Verdict(True, Reason.ROLLING_OUT, message)
 
 
 def degraded(evidence: Evidence) -> Verdict:
     """True means that something failed, even if other replicas answer."""
     if not evidence.problems:
-        return Verdict(False, "AsExpected", "nothing is wrong")
+        return Verdict(False, Reason.AS_EXPECTED, "nothing is wrong")
     first = evidence.problems[:MOST_PROBLEMS]
     return Verdict(True, first[0].reason, "; ".join(problem.message for problem in first))
 
@@ -164,4 +167,4 @@ def name_taken(observed: Observed) -> Verdict | None:
     if not observed.name_holders:
         return None
     held = ", ".join(f"{name} is held by {holder}" for name, holder in observed.name_holders)
-    return Verdict(True, "HeldByAnOlderOne", f"{held}; requests reach this one as {observed.key}")
+    return Verdict(True, Reason.HELD_BY_AN_OLDER_ONE, f"{held}; requests reach this one as {observed.key}")

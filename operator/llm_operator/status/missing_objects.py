@@ -7,13 +7,14 @@ reasons and messages are reported as they are.
 
 import re
 
+from engine_server.contract.reasons import Reason
 from llm_operator.observed import Problem
 
 # Kubernetes 1.30 to 1.34: `persistentvolumeclaim "NAME" not found` and `secret "NAME" not found`.
 NOT_FOUND = re.compile(r'(persistentvolumeclaim|secret) "([^"]+)" not found')
 REASONS = {
-    "persistentvolumeclaim": ("ClaimNotFound", "PersistentVolumeClaim"),
-    "secret": ("SecretNotFound", "Secret"),
+    "persistentvolumeclaim": (Reason.CLAIM_NOT_FOUND, "PersistentVolumeClaim"),
+    "secret": (Reason.SECRET_NOT_FOUND, "Secret"),
 }
 
 

@@ -1,5 +1,6 @@
 """The condition ModelCached: the state of the download into a model's cache."""
 
+from engine_server.contract.reasons import Reason
 from llm_operator.api.model_cache import ModelCache, model_cache
 from llm_operator.api.spec import LLMDeploymentSpec
 from llm_operator.observed import Fetch, Manifest, Observed, Problem, claim_key, workload_key
@@ -20,8 +21,10 @@ def model_cached(spec: LLMDeploymentSpec | None, observed: Observed) -> Verdict 
     if problem := cache_problem(spec, observed):
         return Verdict(False, *problem)
     if observed.cached_model(workload_key(observed.key.name)) == cache.mark(observed.claim_uid(cache.claim)):
-        return Verdict(True, "Cached", f"the model is in the folder {cache.name} of the claim {cache.claim}")
-    return Verdict(False, "FetchingModel", progress(observed.fetch or Fetch()))
+        return Verdict(
+            True, Reason.CACHED, f"the model is in the folder {cache.name} of the claim {cache.claim}"
+        )
+    return Verdict(False, Reason.FETCHING_MODEL, progress(observed.fetch or Fetch()))
 
 
 def cache_problem(spec: LLMDeploymentSpec | None, observed: Observed) -> Problem | None:
@@ -34,7 +37,8 @@ def cache_problem(spec: LLMDeploymentSpec | None, observed: Observed) -> Problem
     claim = observed.children.get(claim_key(cache.claim), {})
     if "deletionTimestamp" in claim.get("metadata", {}):
         return Problem(
-            "ClaimTerminating", f"the claim {cache.claim} is being deleted; it is created again afterwards"
+            Reason.CLAIM_TERMINATING,
+            f"the claim {cache.claim} is being deleted; it is created again afterwards",
         )
     is_bound = claim.get("status", {}).get("phase") == "Bound"
     for warning in reversed(observed.fetch.warnings):
@@ -51,15 +55,20 @@ def warning_problem(cache: ModelCache, warning: Manifest) -> Problem | None:
     reason, message = warning.get("reason"), str(warning.get("message", ""))
     if reason in NO_VOLUME:
         if "storageclass" in message.lower() or "no storage class is set" in message:
-            return Problem("StorageClassNotFound", f"the claim {cache.claim} gets no volume: {message}")
+            return Problem(
+                Reason.STORAGE_CLASS_NOT_FOUND, f"the claim {cache.claim} gets no volume: {message}"
+            )
         if "access mode" in message.lower() or "MULTI_NODE" in message:
             return Problem(
-                "WrongAccessMode",
+                Reason.WRONG_ACCESS_MODE,
                 f"the claim {cache.claim} gets no volume with the access mode {cache.access_mode}: {message}",
             )
-        return Problem("ClaimPending", f"the claim {cache.claim} gets no volume: {message}")
+        return Problem(Reason.CLAIM_PENDING, f"the claim {cache.claim} gets no volume: {message}")
     if reason in NO_MOUNT and "Multi-Attach" in message:
-        return Problem("WrongAccessMode", f"the claim {cache.claim} is in use on another node: {message}")
+        return Problem(
+            Reason.VOLUME_IN_USE,
+            f"the volume of the claim {cache.claim} is in use on another node: {message}",
+        )
     return None
 
 
@@ -68,7 +77,7 @@ def full_volume(cache: ModelCache, problem: Problem) -> Problem:
     if "No space left on device" not in problem.message:
         return problem
     remedy = "raise model.cache.size" if cache.is_created else "enlarge the claim"
-    return Problem("VolumeFull", f"the volume of the claim {cache.claim} is full: {remedy}")
+    return Problem(Reason.VOLUME_FULL, f"the volume of the claim {cache.claim} is full: {remedy}")
 
 
 def node_problem(cache: ModelCache, observed: Observed) -> Problem | None:
@@ -79,7 +88,7 @@ def node_problem(cache: ModelCache, observed: Observed) -> Problem | None:
     if cache.access_mode != "ReadWriteOnce" or len(nodes) < 2 or not is_pending:
         return None
     return Problem(
-        "WrongAccessMode",
+        Reason.WRONG_ACCESS_MODE,
         f"the claim {cache.claim} is ReadWriteOnce, for the pods of one node, and replicas are on {', '.join(nodes)};"
         " set model.cache.accessMode to ReadWriteMany",
     )

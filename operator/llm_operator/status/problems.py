@@ -6,18 +6,17 @@ from typing import Any
 
 from engine_server.contract.labels import MODEL_CONTAINER
 from engine_server.contract.memory_shortage import find_shortage
+from engine_server.contract.reasons import Reason
 from llm_operator.observed import Problem
 from llm_operator.status.missing_objects import find_missing_object
 from llm_operator.status.scheduling import scheduling_problem
 
 # Reasons for which a healthy container waits.
 HEALTHY_WAITS = ("", "ContainerCreating", "PodInitializing")
-# The one reason of a container that ends again and again, whether it runs, has ended or waits at the moment.
-CRASH_LOOP = "CrashLoopBackOff"
 # Answers of a hub to a token that is missing or has no access, in the words of `fairlead fetch` and of HTTP libraries.
 DENIED = re.compile(r"must be granted to you|401 Unauthorized|403 Forbidden|40[13] Client Error")
 # The kubelet alternates between these; one name keeps the condition from alternating too.
-SAME_AS = {"ErrImagePull": "ImagePullBackOff"}
+SAME_AS = {"ErrImagePull": Reason.IMAGE_PULL_BACK_OFF}
 
 
 def is_running(pod: Mapping[str, Any], container: str) -> bool:
@@ -60,12 +59,12 @@ def problem_of(pod: Mapping[str, Any], pod_spec: Mapping[str, Any]) -> Problem |
         return None
     if phase(pod) == "Failed":
         status = pod["status"]
-        return Problem(status.get("reason") or "PodFailed", status.get("message", "the pod failed"))
+        return Problem(status.get("reason") or Reason.POD_FAILED, status.get("message", "the pod failed"))
     scheduled = condition(pod, "PodScheduled")
     if scheduled.get("status") == "False":
         message = scheduled.get("message", "no node takes the pod")
-        if scheduled.get("reason") == "SchedulingGated":
-            return Problem("SchedulingGated", message)
+        if scheduled.get("reason") == Reason.SCHEDULING_GATED:
+            return Problem(Reason.SCHEDULING_GATED, message)
         return find_missing_object(message) or scheduling_problem(message, pod_spec)
     return next(filter(None, map(container_problem, statuses(pod))), None)
 
@@ -78,7 +77,7 @@ def container_problem(container: Mapping[str, Any]) -> Problem | None:
     waiting = state.get("waiting", {})
     reason = waiting.get("reason", "")
     ended = state.get("terminated") or container.get("lastState", {}).get("terminated", {})
-    if ended.get("exitCode", 0) != 0 and reason in (*HEALTHY_WAITS, CRASH_LOOP):
+    if ended.get("exitCode", 0) != 0 and reason in (*HEALTHY_WAITS, Reason.CRASH_LOOP):
         return exit_problem(container["name"], ended)
     return None if reason in HEALTHY_WAITS else waiting_problem(reason, waiting.get("message") or reason)
 
@@ -90,11 +89,12 @@ def exit_problem(name: str, terminated: Mapping[str, Any]) -> Problem:
         return fetch_problem(line)
     shortage = find_shortage(terminated.get("message", ""))
     if shortage is None:
-        return Problem(CRASH_LOOP, line)
+        return Problem(Reason.CRASH_LOOP, line)
     kind = "GPU memory" if shortage.is_on_gpu else "memory"
     sizes = f"the engine needs {shortage.needed} MiB of {kind}, and {shortage.available} MiB are available"
     return Problem(
-        "InsufficientGPUMemory" if shortage.is_on_gpu else "InsufficientMemory", f"{sizes}: {line}"
+        Reason.INSUFFICIENT_GPU_MEMORY if shortage.is_on_gpu else Reason.INSUFFICIENT_MEMORY,
+        f"{sizes}: {line}",
     )
 
 
@@ -102,11 +102,11 @@ def fetch_problem(line: str) -> Problem:
     """Return the problem of a fetch that failed, from the last line that it printed."""
     if DENIED.search(line):
         return Problem(
-            "ModelAccessDenied",
+            Reason.MODEL_ACCESS_DENIED,
             "the hub denies access to the model: accept its terms, and set spec.model.secretRef to a token that may "
             f"read it: {line}",
         )
-    return Problem("ModelFetchFailed", f"the model could not be fetched: {line}")
+    return Problem(Reason.MODEL_FETCH_FAILED, f"the model could not be fetched: {line}")
 
 
 def waiting_problem(reason: str, message: str) -> Problem:

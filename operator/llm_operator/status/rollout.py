@@ -3,11 +3,18 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from engine_server.contract.reasons import Reason
 from llm_operator.observed import Manifest, revision
-from llm_operator.status.problems import CRASH_LOOP, condition, statuses
+from llm_operator.status.problems import condition, statuses
 
 # Reasons for which a container waits after repeated failures.
-GIVEN_UP = (CRASH_LOOP, "ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull")
+GIVEN_UP = (
+    Reason.CRASH_LOOP,
+    Reason.IMAGE_PULL_BACK_OFF,
+    "ErrImagePull",
+    Reason.INVALID_IMAGE_NAME,
+    Reason.ERR_IMAGE_NEVER_PULL,
+)
 # A container that was restarted so often has failed repeatedly, even while it runs again.
 RESTARTS = 2
 

@@ -8,9 +8,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from engine_server.contract.reasons import Reason
 from llm_operator.observed import Problem
 
-UNSCHEDULABLE = "Unschedulable"
 SUMMARY = re.compile(
     r"^\d+/(?P<nodes>\d+) nodes are available: (?P<causes>.*?)"
     r"(?:\.? (?:no new claims to deallocate, )?preemption: .*)?\.?$"
@@ -27,11 +27,11 @@ UNBOUND = re.compile(
 def scheduling_problem(message: str, pod_spec: Mapping[str, Any]) -> Problem:
     """Return the problem of a pod that no node takes. The reason is that of the most nodes."""
     if UNBOUND.search(message):
-        return Problem("ClaimPending", unbound_claims(message, pod_spec))
+        return Problem(Reason.CLAIM_PENDING, unbound_claims(message, pod_spec))
     summary = SUMMARY.match(message)
     causes = CAUSE.findall(summary["causes"]) if summary else []
     if summary is None or not causes:
-        return Problem(UNSCHEDULABLE, message)
+        return Problem(Reason.UNSCHEDULABLE, message)
     counted = sorted(((int(count), *explain(cause, pod_spec)) for count, cause in causes), key=priority)
     listed = "; ".join(f"{count} {text}" for count, _, text in counted)
     return Problem(counted[0][1], f"none of {summary['nodes']} nodes takes the pod: {listed}")
@@ -40,17 +40,17 @@ def scheduling_problem(message: str, pod_spec: Mapping[str, Any]) -> Problem:
 def explain(cause: str, pod_spec: Mapping[str, Any]) -> tuple[str, str]:
     """Return the reason, and the words that follow a number of nodes."""
     if taint := TAINT.fullmatch(cause):
-        return "UntoleratedTaint", f"with {untolerated(taint[1], pod_spec)}"
+        return Reason.UNTOLERATED_TAINT, f"with {untolerated(taint[1], pod_spec)}"
     if SELECTOR.fullmatch(cause):
-        return "NodeSelectorMismatch", f"without {wanted_labels(pod_spec)}"
+        return Reason.NODE_SELECTOR_MISMATCH, f"without {wanted_labels(pod_spec)}"
     if resource := INSUFFICIENT.fullmatch(cause):
-        return UNSCHEDULABLE, f"with too little free {resource[1]}"
-    return UNSCHEDULABLE, cause
+        return Reason.UNSCHEDULABLE, f"with too little free {resource[1]}"
+    return Reason.UNSCHEDULABLE, cause
 
 
 def priority(counted: tuple[int, str, str]) -> tuple[int, int]:
     """Order causes by the number of nodes; of equal ones, a taint is last, since control planes have one."""
-    order = ("NodeSelectorMismatch", UNSCHEDULABLE, "UntoleratedTaint")
+    order: tuple[str, ...] = (Reason.NODE_SELECTOR_MISMATCH, Reason.UNSCHEDULABLE, Reason.UNTOLERATED_TAINT)
     return -counted[0], order.index(counted[1])
 
 

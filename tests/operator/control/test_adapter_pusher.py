@@ -127,6 +127,20 @@ async def test_another_list_is_sent_at_once(pusher: AdapterPusher, engines: dict
     assert engines[ONE].wanted == {"y": "v"}
 
 
+async def test_replicas_of_another_model_get_no_list_and_report_what_they_serve(
+    pusher: AdapterPusher, engines: dict[Replica, Engine]
+) -> None:
+    pusher.follow(KEY, goal(x="u"), (ONE, OTHER))
+    await until_async(lambda: states(pusher, ONE) == states(pusher, OTHER) == {"x": "ready"})
+
+    pusher.follow(KEY, goal(y="v"), (ONE,), (OTHER,))
+    await until_async(lambda: states(pusher, ONE) == {"y": "ready"})
+    await until_async(lambda: "GET" in engines[OTHER].calls)
+
+    assert engines[OTHER].calls.count("PUT") == 1
+    assert states(pusher, OTHER) == {"x": "ready"}
+
+
 async def test_the_same_list_is_not_sent_again(pusher: AdapterPusher, engines: dict[Replica, Engine]) -> None:
     pusher.follow(KEY, goal(x="u"), (ONE,))
     await until_async(lambda: states(pusher, ONE) == {"x": "ready"})

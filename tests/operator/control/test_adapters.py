@@ -163,7 +163,7 @@ def test_adapters_reach_engines_and_the_status_without_a_new_pod_template(
     message = world.condition(NAME, "AdaptersReady", home)["message"]
     assert message == "the adapter broken: /nowhere: no folder at /nowhere"
     listed = world.get("configmap", f"{NAME}-adapters", home)["data"]["adapters.json"]
-    assert json.loads(listed) == {"adapters": [FRENCH, BROKEN]}
+    assert json.loads(listed) == {"adapters": [FRENCH, BROKEN], "model": "hf://org/name"}
 
     assert operator.stop() == 0
     world.apply(manifest(NAME, home, adapters=[{**FRENCH, "uri": "hf://org/other"}]))

@@ -41,16 +41,27 @@ def test_a_changed_file_rolls_and_a_removed_one_leaves_no_config_map(world: Any,
     def files(text: str) -> dict[str, Any]:
         return {"files": [{"path": "/templates/chat.jinja", "content": text}]}
 
+    def contents() -> list[dict[str, str]]:
+        owned = world.list("configmap", labelSelector="fairlead.dev/llmdeployment=files.files")
+        return [each["data"] for each in owned if each["immutable"]]
+
+    def roll_out(generation: int) -> None:
+        """Count the Deployment's generation, as its controller does."""
+        world.set_status("deployment", "files-engine", {"observedGeneration": generation})
+
     world.apply(manifest(name="files", engine=files("first")))
     first = until(lambda: template_of(world, "files"))
-    assert world.get("configmap", "files-files")["data"] == {"0": "first"}
+    assert contents() == [{"0": "first"}]
 
     world.apply(manifest(name="files", engine=files("second")))
     until(lambda: template_of(world, "files") != first)
-    assert world.get("configmap", "files-files")["data"] == {"0": "second"}
+    roll_out(2)
+    until(lambda: contents() == [{"0": "second"}])
 
     world.apply(manifest(name="files"))
-    until(lambda: world.find("configmap", "files-files") is None)
+    until(lambda: "annotations" not in template_of(world, "files")["metadata"])
+    roll_out(3)
+    until(lambda: contents() == [])
 
 
 def test_the_api_server_takes_a_deployment_with_every_field(world: Any, manifest: Any) -> None:

@@ -4,16 +4,20 @@ import copy
 import json
 from typing import Any
 
-from generated_specs import DISORDER, LIKELY, specs
-from hypothesis import assume, given
+import pytest
+from generated_specs import DISORDER, DISTURBED_TEMPLATES, LIKELY, changed, single_fields, specs
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from llm_operator.api import validation
+from llm_operator.api.profiles import PROFILES as KNOWN_PROFILES
 from llm_operator.api.schema import SpecError
 from llm_operator.api.spec import parse
 from llm_operator.api.spec_hash import spec_hash
-from llm_operator.observed import KeyHashes, Observed
+from llm_operator.observed import ChildKey, KeyHashes, Manifest, Observed, workload_key
 from llm_operator.plan.decide import decide
 from llm_operator.plan.pod.pods import pod_template
 from llm_operator.settings import Settings
+from msgspec import inspect
 
 PROFILES = {"gpu-l4": {"resources": {"gpu": 1}, "podTemplate": {"spec": {"nodeSelector": {"gpu": "l4"}}}}}
 SETTINGS = Settings(engine_image="engine:1", profiles=PROFILES)
@@ -37,6 +41,7 @@ CACHED = st.builds(
     LIKELY["model.cache"],
 )
 COMPLETE = {"conditions": [{"type": "Complete", "status": "True"}]}
+SINGLE_FIELDS = single_fields(LIKELY)
 
 
 def subject(manifest: Any, spec: dict[str, Any]) -> dict[str, Any]:
@@ -62,6 +67,52 @@ def test_every_spec_has_a_plan_or_a_message(manifest: Any, spec: dict[str, Any])
     else:
         assert decision.refusal.message
         assert not decision.plan.apply
+
+
+MODELS = st.sampled_from(
+    [{"uri": "hf://a/b"}, {"uri": "hf://a/b", "cache": {"size": "1Gi"}}, {"uri": "pvc://claim/path"}]
+)
+
+
+@given(model=MODELS, template=DISTURBED_TEMPLATES, is_of_profile=st.booleans())
+def test_a_pod_template_with_anything_anywhere_gives_whole_pods_or_a_message(
+    manifest: Any, model: dict[str, Any], template: dict[str, Any], is_of_profile: bool
+) -> None:
+    profiles = {"own": {"podTemplate": template}}
+    choice = {"profile": "own"} if is_of_profile else {"podTemplate": template}
+    if is_of_profile:
+        try:
+            validation.check(profiles, inspect.type_info(KNOWN_PROFILES), "profiles")
+        except SpecError:
+            return
+    given = subject(
+        manifest, {"model": model, "engine": {"files": [{"path": "/f", "content": "x"}]}, **choice}
+    )
+
+    decision = decide(Observed(subject=given), Settings(engine_image="engine:1", profiles=profiles))
+
+    if decision.refusal is not None:
+        assert decision.refusal.reason == "InvalidSpec"
+        return
+    for key, child in decision.plan.apply.items():
+        if key.kind in ("Deployment", "Job"):
+            assert_whole(child["spec"]["template"])
+    if workload := decision.plan.apply.get(workload_key("smollm2")):
+        labels = workload["spec"]["template"]["metadata"]["labels"]
+        assert workload["spec"]["selector"]["matchLabels"].items() <= labels.items()
+        assert "engine" in [
+            container["name"] for container in workload["spec"]["template"]["spec"]["containers"]
+        ]
+
+
+def assert_whole(template: Manifest) -> None:
+    """Fail unless each container has an image, each mount a volume, and each volume a type."""
+    pod = template["spec"]
+    for container in (*pod["containers"], *pod.get("initContainers", ())):
+        assert "image" in container
+        names = {volume["name"] for volume in pod["volumes"]}
+        assert {mount["name"] for mount in container.get("volumeMounts", ())} <= names
+    assert all(len(volume) == 2 for volume in pod["volumes"])
 
 
 @given(spec=VALID)
@@ -123,6 +174,38 @@ def test_a_change_that_changes_the_pods_changes_the_hash(
 
     if pod_template(first, SETTINGS) != pod_template(second, SETTINGS):
         assert spec_hash(first.spec) != spec_hash(second.spec)
+
+
+def carried_out(
+    given: dict[str, Any], children: dict[ChildKey, Manifest]
+) -> tuple[Manifest, dict[ChildKey, Manifest]]:
+    """Return the Deployment once a spec is carried out, its download included, and all children."""
+    for _ in range(3):
+        decision = decide(Observed(key_hashes=HASHES, subject=given, children=children), SETTINGS)
+        assume(decision.refusal is None)
+        gone = (*decision.plan.delete, *decision.plan.release)
+        kept = {key: child for key, child in children.items() if key not in gone}
+        children = kept | {key: {**child, "status": COMPLETE} for key, child in decision.plan.apply.items()}
+    assert decision.plan.fetches is None
+    return children[workload_key("smollm2")], children
+
+
+@pytest.mark.parametrize("field", SINGLE_FIELDS)
+@settings(max_examples=8, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@given(spec=SERVING | CACHED, data=st.data())
+def test_every_change_of_one_field_gives_the_pods_of_a_new_deployment(
+    manifest: Any, field: str, spec: dict[str, Any], data: st.DataObject
+) -> None:
+    value = data.draw(st.none() | SINGLE_FIELDS[field], label=field)
+    before, after = subject(manifest, spec), subject(manifest, changed(spec, field, value))
+    assume(is_valid(before) and is_valid(after))
+    _, children = carried_out(before, {})
+
+    workload, _ = carried_out(after, children)
+
+    wanted = parse(after)
+    assert workload["spec"]["template"] == pod_template(wanted, SETTINGS)
+    assert workload["metadata"]["annotations"]["fairlead.dev/spec-hash"] == spec_hash(wanted.spec)
 
 
 @given(spec=SERVING)

@@ -61,6 +61,19 @@ def test_names_an_access_mode_that_keeps_replicas_from_other_nodes(
         assert "replicas are on a, b" in found.message
 
 
+def test_a_volume_on_another_node_passes_and_an_access_mode_does_not(manifest: Any) -> None:
+    warnings = [
+        {"reason": "FailedAttachVolume", "message": "Multi-Attach error for volume v"},
+        {"reason": "ProvisioningFailed", "message": "unsupported access mode"},
+    ]
+
+    attached, refused = (
+        verdict(manifest, {"size": "1Gi"}, fetch=Fetch(warnings=(warning,))) for warning in warnings
+    )
+
+    assert (attached.reason, refused.reason) == ("VolumeInUse", "WrongAccessMode")
+
+
 def test_the_users_claim_is_named_when_it_is_full(manifest: Any) -> None:
     ended = {"exitCode": 1, "message": "cannot be written to /models/x: No space left on device"}
     status = {"name": "model", "state": {"terminated": ended}, "ready": False}

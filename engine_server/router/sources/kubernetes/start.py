@@ -7,6 +7,7 @@ import aiohttp
 import msgspec
 
 from engine_server.contract.api import Key, collection_path
+from engine_server.contract.reasons import Reason, needs_person
 from engine_server.router.obstacle import UNKNOWN, Obstacle
 from engine_server.router.routing.waker import WakeError
 from engine_server.router.sources.kubernetes.access import Access
@@ -14,33 +15,7 @@ from engine_server.router.sources.kubernetes.objects import LLMDeployment, Messa
 
 TIMEOUT_SECONDS = 10.0
 # As the operator words it.
-STOPPED = Obstacle("Stopped", "spec.replicas is 0, and there is no spec.autoscaling", permanent=True)
-# Reasons of the condition Ready that time does not remove: somebody has to change an object, an image or a quota.
-# Others may pass, such as Unschedulable, which is how a cluster autoscaler comes to add a node.
-PERMANENT_REASONS = frozenset(
-    (
-        "InvalidSpec",
-        "Refused",
-        "ChildExists",
-        "ClaimNotFound",
-        "SecretNotFound",
-        "FailedCreate",
-        "QuotaExceeded",
-        "ModelFetchFailed",
-        "ModelAccessDenied",
-        "InsufficientGPUMemory",
-        "InsufficientMemory",
-        "CrashLoopBackOff",
-        "ImagePullBackOff",
-        "ErrImageNeverPull",
-        "InvalidImageName",
-        "CreateContainerConfigError",
-        "CreateContainerError",
-        "ProgressDeadlineExceeded",
-    )
-)
-
-
+STOPPED = Obstacle(Reason.STOPPED, "spec.replicas is 0, and there is no spec.autoscaling", permanent=True)
 # The operator has one reason for an engine that ended, once or again and again; so many restarts are a loop.
 LOOP_RESTARTS = 2
 
@@ -48,7 +23,7 @@ LOOP_RESTARTS = 2
 def find_obstacle(deployment: LLMDeployment) -> Obstacle:
     """Return what prevents the start of a deployment."""
     condition = deployment.not_ready
-    if condition is not None and condition.reason in PERMANENT_REASONS and not is_first_failure(deployment):
+    if condition is not None and needs_person(condition.reason) and not is_first_failure(deployment):
         return Obstacle(condition.reason, condition.message, permanent=True)
     if deployment.spec.replicas == 0:
         stopped = deployment.spec.autoscaling is None
@@ -59,7 +34,7 @@ def find_obstacle(deployment: LLMDeployment) -> Obstacle:
 def is_first_failure(deployment: LLMDeployment) -> bool:
     """Return True for an engine that ended once: the next attempt may succeed."""
     condition, restarts = deployment.not_ready, deployment.status.restarts
-    is_loop = condition is not None and condition.reason == "CrashLoopBackOff"
+    is_loop = condition is not None and condition.reason == Reason.CRASH_LOOP
     return is_loop and restarts is not None and restarts < LOOP_RESTARTS
 
 

@@ -55,7 +55,7 @@ class File(Section, frozen=True):
     ]
     content: Annotated[
         Annotated[str, Meta(max_length=rules.MOST_FILE_CHARACTERS)] | None,
-        about("The text of the file. It is no secret: it is kept in the ConfigMap NAME-files."),
+        about("The text of the file. It is no secret: it is kept in a ConfigMap NAME-files-HASH."),
     ] = None
     config_map: Annotated[
         Entry | None,

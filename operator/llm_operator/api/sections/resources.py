@@ -11,7 +11,8 @@ Memory = Annotated[str, Meta(pattern=r"^[0-9]+(\.[0-9]+)?(k|M|G|T|P|E|Ki|Mi|Gi|T
 Whole = Annotated[int, Meta(ge=0)]
 
 
-# The name of an extended resource, such as nvidia.com/gpu.
+DEFAULT_GPU_RESOURCE = "nvidia.com/gpu"
+# The name of an extended resource.
 ExtendedResource = Annotated[
     str,
     Meta(

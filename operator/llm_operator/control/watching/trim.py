@@ -17,9 +17,10 @@ KINDS = {LLMDEPLOYMENTS: (api.API_VERSION, api.KIND), **CHILD_KINDS}
 # Read by nobody, or, as the resource version, kept elsewhere.
 DROPPED_METADATA = {"managedFields", "resourceVersion", "selfLink", "generateName"}
 DROPPED_ANNOTATIONS = {"kubectl.kubernetes.io/last-applied-configuration"}
-# Fields of a spec that are kept. The Deployment has the template, and of ReplicaSets only a record of theirs is read.
+# Fields of a spec that are kept. The Deployment has the template; of a ReplicaSet's only the volumes are read.
 POD_SPEC = {"nodeName", "priority"}
 REPLICA_SET_SPEC = {"replicas"}
+MOUNTED = {"volumes"}
 
 
 def trimmed(resource: Resource, manifest: Manifest) -> Manifest:
@@ -34,7 +35,9 @@ def trimmed(resource: Resource, manifest: Manifest) -> Manifest:
     if resource == PODS:
         kept["spec"] = subset(manifest.get("spec", {}), POD_SPEC)
     if resource == REPLICA_SETS:
-        kept["spec"] = subset(manifest.get("spec", {}), REPLICA_SET_SPEC)
+        spec = manifest.get("spec", {})
+        volumes = subset(spec.get("template", {}).get("spec", {}), MOUNTED)
+        kept["spec"] = subset(spec, REPLICA_SET_SPEC) | {"template": {"spec": volumes}}
     return kept
 
 

@@ -5,6 +5,7 @@ field manager of its own.
 """
 
 from collections.abc import Iterator
+from datetime import datetime
 
 from engine_server.contract import labels
 from llm_operator.api.model_cache import ModelCache, model_cache
@@ -15,10 +16,12 @@ from llm_operator.plan.children.fetch_job import fetch_job
 from llm_operator.plan.ownership import is_complete, is_followed, is_owned, is_terminating, shared_child
 from llm_operator.plan.pod.pods import pod_template
 from llm_operator.plan.pod.template_record import template_in_force
+from llm_operator.plan.pod.volumes import filling_source
 from llm_operator.settings import Settings
 
-# The time between two looks at a download.
+# The time between two looks at a download that runs; of one that does not, up to the longest.
 POLL_SECONDS = 2.0
+LONGEST_POLL_SECONDS = 60.0
 
 
 def plan(deployment: LLMDeployment, observed: Observed, settings: Settings) -> Iterator[Manifest]:
@@ -49,6 +52,19 @@ def is_cached(cache: ModelCache, deployment: LLMDeployment, observed: Observed) 
         return True
     places = (workload_key(deployment.name), claim_key(cache.claim))
     return mark(cache, observed) in map(observed.cached_model, places)
+
+
+def poll_after(cache: ModelCache, observed: Observed) -> float:
+    """Return the seconds until the next look at a download.
+
+    While no pod of it runs, that is a tenth of its age: the Job's status, which is watched, tells when one does.
+    """
+    job = observed.children.get(fetch_key(cache.name), {})
+    created = job.get("metadata", {}).get("creationTimestamp")
+    if created is None or job.get("status", {}).get("ready"):
+        return POLL_SECONDS
+    age = (observed.now - datetime.fromisoformat(created)).total_seconds()
+    return min(LONGEST_POLL_SECONDS, max(POLL_SECONDS, age / 10))
 
 
 def annotations(deployment: LLMDeployment, observed: Observed) -> dict[str, str]:
@@ -116,11 +132,14 @@ def job(
 ) -> Iterator[Manifest]:
     """Plan the Job. A running one keeps its template, unless its own LLMDeployment asks for another now.
 
-    In that case no Job is planned: the running one is deleted, and then created anew. Raises SpecError, before the
-    download, also for what only the engines' pod has, unless that pod's template is there already.
+    In that case no Job is planned: the running one is deleted, and then created anew. Another release or image of the
+    operator is no reason. One that 0.2.0 has created counts as made for the present spec of its LLMDeployment.
+
+    Raises SpecError before the download, unless the engines' template is there already: also for what only their pod
+    has, and for what a podTemplate has for the container that fetches and the Job leaves out.
     """
-    if template_in_force(deployment, observed) is None:
-        pod_template(deployment, settings)
+    if template_in_force(deployment, observed, settings) is None:
+        pod_template(deployment, settings, filling_source(deployment.spec.model))
     key = fetch_key(cache.name)
     existing = observed.children.get(key)
     wanted = fetch_job(deployment, cache, settings)
@@ -130,10 +149,14 @@ def job(
     if is_terminating(existing):
         return
     metadata = existing["metadata"]
-    digest = wanted["metadata"]["annotations"][labels.FETCH_HASH_ANNOTATION]
-    if is_followed(existing, deployment) and metadata["annotations"][labels.FETCH_HASH_ANNOTATION] != digest:
+    own_spec = wanted["metadata"]["annotations"][labels.FETCH_SPEC_ANNOTATION]
+    is_own = metadata["annotations"].get(labels.FETCH_OWNER_ANNOTATION) == deployment.metadata.uid
+    made_for = metadata["annotations"].get(labels.FETCH_SPEC_ANNOTATION, own_spec if is_own else None)
+    if is_followed(existing, deployment) and made_for != own_spec:
         return
     kept = shared_child(deployment, key, settings, spec=existing["spec"])
     # What another one has applied is repeated as it is: a different value would be a conflict.
     kept["metadata"] |= {name: metadata[name] for name in ("labels", "annotations")}
+    if is_own:
+        kept["metadata"]["annotations"] = {**metadata["annotations"], labels.FETCH_SPEC_ANNOTATION: made_for}
     yield kept

@@ -1,4 +1,4 @@
-"""The Deployment that runs the engines."""
+"""The Deployment that runs the engines, and the ConfigMap with the files that its pods mount."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,27 +9,35 @@ from llm_operator.api.spec_hash import spec_hash
 from llm_operator.observed import Manifest, Observed, workload_key
 from llm_operator.plan.children import cache
 from llm_operator.plan.ownership import child, owners_of
-from llm_operator.plan.pod import keys
+from llm_operator.plan.pod import files, keys
 from llm_operator.plan.pod.pods import pod_template
 from llm_operator.plan.pod.template_record import TemplateRecord, last_record, read, template_in_force
 from llm_operator.settings import Settings
 
 
 def plan(deployment: LLMDeployment, observed: Observed, settings: Settings) -> Iterator[Manifest]:
-    """Plan the Deployment. Raises SpecError for a pod template that is refused.
+    """Plan the Deployment after its files. Raises SpecError for a pod template that is refused.
 
     While a new model is downloaded into its cache, the Deployment keeps its template; without one there is none yet.
     """
     is_waiting = cache.fetched_into(deployment, observed) is not None
-    record = last_record(deployment, observed) if is_waiting else template_in_force(deployment, observed)
+    record = (
+        last_record(deployment, observed) if is_waiting else template_in_force(deployment, observed, settings)
+    )
     if record is None and is_waiting:
         return
     if record is None:
         template = pod_template(deployment, settings)
         record = TemplateRecord(template, spec_hash(deployment.spec), deployment.rolled_at)
-    elif not settings.engine_keys:
-        # At once, also during a download: the router has no key any more.
-        record = replace(record, template=keys.without_router_key(record.template, deployment.name))
+    else:
+        template = record.template
+        if not settings.engine_keys:
+            # At once, also during a download: the router has no key any more.
+            template = keys.without_router_key(template, deployment.name)
+        if not is_waiting:
+            template = files.with_present_name(template, deployment, observed)
+        record = replace(record, template=template)
+    yield from files.plan(deployment, record.template, settings)
     rollout = deployment.spec.rollout
     spec = {
         "replicas": deployment.spec.replicas,

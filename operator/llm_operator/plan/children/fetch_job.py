@@ -12,13 +12,15 @@ import msgspec
 
 from engine_server.contract import labels
 from llm_operator.api.model_cache import ModelCache
+from llm_operator.api.schema import SpecError
 from llm_operator.api.sections.engine import Engine
-from llm_operator.api.spec import LLMDeployment
-from llm_operator.api.spec_hash import digest
+from llm_operator.api.spec import LLMDeployment, LLMDeploymentSpec
+from llm_operator.api.spec_hash import digest, spec_hash
 from llm_operator.observed import Manifest, fetch_key
 from llm_operator.plan.ownership import shared_child
+from llm_operator.plan.pod.overlay import PATH
 from llm_operator.plan.pod.pods import pod_template
-from llm_operator.plan.pod.volumes import FETCHED, uncached_source
+from llm_operator.plan.pod.volumes import FETCHED, filling_source
 from llm_operator.settings import Settings
 
 FOLDER = FETCHED.mount["mountPath"]
@@ -29,6 +31,7 @@ SECONDS_AFTER_FINISHED = 3600
 # Parts of an engine's pod that the pod of a Job does not have.
 ENGINES_ALONE = (
     "initContainers",
+    "resourceClaims",
     "restartPolicy",
     "terminationGracePeriodSeconds",
     "topologySpreadConstraints",
@@ -43,8 +46,7 @@ PLACEMENT = (
 
 
 def fetch_job(deployment: LLMDeployment, cache: ModelCache, settings: Settings) -> Manifest:
-    pod = fetch_pod(deployment, cache, settings)
-    template = {"metadata": {"labels": labels.fetch_pod_labels(cache.name)}, "spec": pod}
+    template = fetch_template(deployment, cache, settings)
     spec = {
         "backoffLimit": BACKOFF_LIMIT,
         "podReplacementPolicy": "Failed",
@@ -54,20 +56,27 @@ def fetch_job(deployment: LLMDeployment, cache: ModelCache, settings: Settings) 
     manifest = shared_child(deployment, fetch_key(cache.name), settings, spec=spec)
     manifest["metadata"]["annotations"] = {
         labels.FETCH_OWNER_ANNOTATION: deployment.metadata.uid,
+        labels.FETCH_SPEC_ANNOTATION: fetch_spec(deployment),
         labels.FETCH_HASH_ANNOTATION: digest(json.dumps(template, sort_keys=True).encode()),
     }
     return manifest
 
 
-def fetch_pod(deployment: LLMDeployment, cache: ModelCache, settings: Settings) -> dict[str, Any]:
-    """Return the engines' pod with nothing but the container that fetches, and with the claim as its volume.
+def fetch_spec(deployment: LLMDeployment) -> str:
+    """Return the hash of all that a Job has of an LLMDeployment, whatever a release makes of it."""
+    return digest(f"{deployment.name} {spec_hash(confined(deployment).spec)}".encode())
+
+
+def fetch_template(deployment: LLMDeployment, cache: ModelCache, settings: Settings) -> dict[str, Any]:
+    """Return the engines' pod template with nothing but the container that fetches, and with the claim as its volume.
 
     It is placed as the engines are, since the volume must be where they can use it, but asks for no GPU. Raises
     SpecError.
     """
     model = deployment.spec.model
-    pod: dict[str, Any] = pod_template(confined(deployment), settings, uncached_source(model))["spec"]
-    (fetch,) = (entry for entry in pod["initContainers"] if entry["name"] == labels.MODEL_CONTAINER)
+    template = pod_template(confined(deployment), settings, filling_source(model))
+    pod = template["spec"]
+    fetch = fetching_container(pod)
     container = fetch | {
         "args": [
             "fetch",
@@ -77,25 +86,55 @@ def fetch_pod(deployment: LLMDeployment, cache: ModelCache, settings: Settings) 
             f"--progress-port={labels.ENGINE_PORT}",
         ],
         "ports": [{"name": labels.HTTP_PORT_NAME, "containerPort": labels.ENGINE_PORT, "protocol": "TCP"}],
+        "resources": {name: value for name, value in fetch.get("resources", {}).items() if name != "claims"},
     }
     claim = {"name": FETCHED.name, "persistentVolumeClaim": {"claimName": cache.claim}}
     mounted = {mount["name"] for mount in fetch["volumeMounts"]} - {FETCHED.name}
     kept = {name: value for name, value in pod.items() if name not in ENGINES_ALONE}
-    return kept | {
+    kept |= {
         "restartPolicy": "OnFailure",
         "containers": [container],
         "volumes": [claim, *(volume for volume in pod["volumes"] if volume["name"] in mounted)],
     }
+    return {"metadata": fetch_metadata(deployment, cache, template["metadata"]), "spec": kept}
+
+
+def fetch_metadata(deployment: LLMDeployment, cache: ModelCache, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the engines' annotations and labels without the operator's own, by which the Service would select it."""
+    own = labels.pod_labels(deployment.name)
+    others = {name: value for name, value in given["labels"].items() if name not in own}
+    annotations = {"annotations": given["annotations"]} if given.get("annotations") else {}
+    return {"labels": others | labels.fetch_pod_labels(cache.name), **annotations}
+
+
+def fetching_container(pod: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the container that fetches. Raises SpecError if a profile has removed it, or its place for the model."""
+    path = f"{PATH}.spec.initContainers"
+    found = [entry for entry in pod.get("initContainers", ()) if entry["name"] == labels.MODEL_CONTAINER]
+    if not found:
+        raise SpecError(path, "the container model, which downloads into the cache, cannot be removed")
+    mounts = found[0].get("volumeMounts", ())
+    if not any((mount["name"], mount["mountPath"]) == (FETCHED.name, FOLDER) for mount in mounts):
+        raise SpecError(
+            f"{path}[{labels.MODEL_CONTAINER}].volumeMounts", f"the volume models must be at {FOLDER}"
+        )
+    container: dict[str, Any] = found[0]
+    return container
 
 
 def confined(deployment: LLMDeployment) -> LLMDeployment:
-    """Return the deployment without images, variables, files, containers and volumes of its own."""
+    """Return the deployment with nothing of its own but what its Job has too."""
     spec = deployment.spec
-    engine = Engine(env=tuple(variable for variable in spec.engine.env if variable.name in VARIABLES))
-    template = {"spec": placement((spec.pod_template or {}).get("spec") or {})}
-    return msgspec.structs.replace(
-        deployment, spec=msgspec.structs.replace(spec, engine=engine, pod_template=template)
+    given = spec.pod_template or {}
+    confined_spec = LLMDeploymentSpec(
+        model=spec.model,
+        engine=Engine(env=tuple(variable for variable in spec.engine.env if variable.name in VARIABLES)),
+        # The number of GPUs is the engines', but pods for nodes with GPUs tolerate these.
+        resources=msgspec.structs.replace(spec.resources, gpu=spec.resources.gpu and 1),
+        profile=spec.profile,
+        pod_template={"metadata": given.get("metadata") or {}, "spec": placement(given.get("spec") or {})},
     )
+    return msgspec.structs.replace(deployment, spec=confined_spec)
 
 
 def placement(pod: Mapping[str, Any]) -> dict[str, Any]:

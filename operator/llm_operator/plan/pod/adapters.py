@@ -4,7 +4,13 @@ from collections.abc import Iterator
 
 import msgspec
 
-from engine_server.contract.adapters import MAX_IN_MEMORY, MAX_IN_STEP, WantedAdapter, WantedAdapters
+from engine_server.contract.adapters import (
+    MAX_IN_MEMORY,
+    MAX_IN_STEP,
+    MODEL_VARIABLE,
+    WantedAdapter,
+    WantedAdapters,
+)
 from engine_server.contract.model_uri import VolumeClaim, parse
 from llm_operator.api.spec import LLMDeployment
 from llm_operator.observed import ADAPTERS_ENTRY, Manifest, Observed, adapters_key
@@ -21,7 +27,7 @@ CLAIM_FOLDER = "/models/claim"
 def plan(deployment: LLMDeployment, observed: Observed, settings: Settings) -> Iterator[Manifest]:
     if deployment.has_adapters:
         listed = [WantedAdapter(each.name, uri_in_pod(each.uri)) for each in deployment.spec.adapters or ()]
-        content = msgspec.json.encode(WantedAdapters(listed)).decode()
+        content = msgspec.json.encode(WantedAdapters(listed, deployment.spec.model.uri)).decode()
         yield child(deployment, adapters_key(deployment.name), settings, data={ADAPTERS_ENTRY: content})
 
 
@@ -49,6 +55,8 @@ def add_adapters(pod: Manifest, deployment: LLMDeployment, origin: Source) -> No
     content = {"configMap": {"name": adapters_key(deployment.name).name}}
     volume = Volume("adapters", content, {"mountPath": FOLDER, "readOnly": True})
     pod["volumes"].append({"name": volume.name, **volume.content})
+    # An engine of an earlier model that starts again ignores the list of the present one.
+    engine["env"].append({"name": MODEL_VARIABLE, "value": deployment.spec.model.uri})
     engine["volumeMounts"] += mounts((volume, *claim(origin)))
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from engine_server.contract import labels
+from engine_server.contract.adapters import MODEL_VARIABLE
 from llm_operator.api.rules import OWNED_FLAGS, is_owned
 from llm_operator.api.schema import SpecError
 from llm_operator.api.spec import LLMDeployment
@@ -28,6 +29,8 @@ def check(deployment: LLMDeployment, settings: Settings) -> None:
         flags, variables = ROUTER_FLAGS, ROUTER_VARIABLES
     if keys.has_admin(deployment, settings):
         flags, variables = (*flags, *ADMIN_FLAGS), (*variables, *ADMIN_VARIABLES)
+    if deployment.has_adapters:
+        variables = (*variables, MODEL_VARIABLE)
     for index, argument in enumerate(deployment.spec.engine.args):
         if is_owned(argument, flags):
             raise SpecError(f"spec.engine.args[{index}]", f"the operator itself sets {', '.join(flags)}")

@@ -8,12 +8,13 @@ import msgspec
 from engine_server.contract import labels
 from engine_server.contract.drain import PRE_STOP_SECONDS, termination_grace
 from llm_operator.api.sections.engine import Engine
-from llm_operator.api.sections.resources import Resources
+from llm_operator.api.sections.resources import DEFAULT_GPU_RESOURCE, Resources
 from llm_operator.api.spec import LLMDeployment, LLMDeploymentSpec
 from llm_operator.plan.pod import adapters, credentials, keys, own_settings, pod_policy, pod_security
 from llm_operator.plan.pod.files import add_files
 from llm_operator.plan.pod.overlay import PATH, merge
 from llm_operator.plan.pod.profiles import profile_of, with_resources
+from llm_operator.plan.pod.template import check_template
 from llm_operator.plan.pod.volumes import (
     FETCHED,
     MODEL_FOLDER,
@@ -26,7 +27,6 @@ from llm_operator.plan.pod.volumes import (
 )
 from llm_operator.settings import Settings
 
-GPU = "nvidia.com/gpu"
 CACHE_ENV = {"HOME": "/cache", "XDG_CACHE_HOME": "/cache", "HF_HOME": "/cache/huggingface"}
 
 
@@ -73,6 +73,7 @@ def pod_template(
     template = merge(template, spec.pod_template or {}, own_labels, settings.allow_service_account)
     if origin.fetch is None:
         remove_model_container(template, has_job=bool(spec.model.cache))
+    check_template(template, own_labels)
     pod_security.check(template, settings.pod_security, PATH)
     pod_policy.check(deployment, profile, settings.pod_policy)
     own_settings.check(deployment, settings)
@@ -209,7 +210,7 @@ def threads(resources: Resources) -> dict[str, str]:
 
 def gpu_resource(resources: Resources) -> str:
     """Return the name of the extended resource that GPUs are requested by."""
-    return resources.gpu_resource or GPU
+    return resources.gpu_resource or DEFAULT_GPU_RESOURCE
 
 
 def gpu_taints(resources: Resources) -> tuple[str, ...]:

@@ -13,34 +13,19 @@ from typing import Any
 import msgspec
 
 from engine_server.contract import labels
+from llm_operator.api.model_cache import model_cache
 from llm_operator.api.schema import SpecError
+from llm_operator.api.sections.cache import Cache
+from llm_operator.api.sections.model import Model
 from llm_operator.api.spec import LLMDeployment
-from llm_operator.api.spec_hash import MARK, digest, hash_of_0_1_0, spec_hash
+from llm_operator.api.spec_hash import MARK, digest, equal_hashes, hash_of_0_1_0, spec_hash
 from llm_operator.observed import Manifest, Observed, revision
+from llm_operator.plan.pod.template import PodTemplate, typed
+from llm_operator.plan.pod.volumes import FETCHED
+from llm_operator.settings import Settings
 
 # The API server allows 256 KiB of annotations; the rest is for those that Kubernetes adds to a ReplicaSet.
 MOST_BYTES = 248 * 1024
-SERVED_NAME_FLAG = "--served-model-name="
-
-
-class Container(msgspec.Struct, frozen=True):
-    args: tuple[str, ...] = ()
-
-
-class PodSpec(msgspec.Struct, frozen=True):
-    containers: tuple[Container, ...]
-
-
-class PodTemplate(msgspec.Struct, frozen=True):
-    """The part of a pod template that decides about its reuse."""
-
-    spec: PodSpec
-
-    @property
-    def served_names(self) -> set[str]:
-        arguments = (argument for container in self.spec.containers for argument in container.args)
-        named = (argument for argument in arguments if argument.startswith(SERVED_NAME_FLAG))
-        return {argument.removeprefix(SERVED_NAME_FLAG) for argument in named}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +54,18 @@ class TemplateRecord:
         return annotations
 
 
-def template_in_force(deployment: LLMDeployment, observed: Observed) -> TemplateRecord | None:
+def template_in_force(
+    deployment: LLMDeployment, observed: Observed, settings: Settings
+) -> TemplateRecord | None:
     """Return the record of the template that was rendered for this spec before, or None.
 
     A record that is broken or was modified is replaced by a retained ReplicaSet's copy, or by the live template.
     """
     for annotations in recorded_annotations(deployment, observed):
         record = read(annotations)
-        if record is not None and suits(record, deployment):
+        if record is not None and suits(record, deployment, settings):
             return TemplateRecord(record.template, spec_hash(deployment.spec), record.rolled_at)
-    return live(deployment, observed)
+    return live(deployment, observed, settings)
 
 
 def last_record(deployment: LLMDeployment, observed: Observed) -> TemplateRecord | None:
@@ -123,29 +110,51 @@ def record_hash(template: str, made_for: str, rolled_at: str) -> str:
     return digest("\n".join((made_for, rolled_at, template)).encode())
 
 
-def suits(record: TemplateRecord, deployment: LLMDeployment) -> bool:
+def suits(record: TemplateRecord, deployment: LLMDeployment, settings: Settings) -> bool:
     """Return True for the record of a template that was rendered for this spec, and may still be used."""
+    template = typed(record.template)
     is_adopted = deployment.rolled_at in ("", record.rolled_at)
-    return is_made_for(record.spec_hash, deployment) and is_adopted and answers(record.template, deployment)
+    is_cached = replaces_model(deployment, settings) or has_cache_of(template, deployment.spec.model)
+    return (
+        is_made_for(record.spec_hash, deployment)
+        and is_adopted
+        and is_cached
+        and answers(template, deployment)
+    )
 
 
 def is_made_for(recorded_hash: str, deployment: LLMDeployment) -> bool:
-    return recorded_hash in (spec_hash(deployment.spec), hash_of_0_1_0(deployment.spec))
+    return recorded_hash in equal_hashes(deployment.spec) or recorded_hash == hash_of_0_1_0(deployment.spec)
 
 
-def answers(template: dict[str, Any], deployment: LLMDeployment) -> bool:
-    """Return True if engines of this template answer to every name of the deployment; it need not be a template.
+def has_cache_of(template: PodTemplate, model: Model) -> bool:
+    """Return True if pods have the cache of a model exactly if it has one. The hash of a spec lacks one of a size."""
+    if cache := model_cache(model):
+        return cache.claim == template.model_claim
+    former = model_cache(msgspec.structs.replace(model, cache=Cache(size="1")))
+    return former is None or former.claim != template.model_claim
+
+
+def replaces_model(deployment: LLMDeployment, settings: Settings) -> bool:
+    """Return True if the podTemplate, or that of the profile, has a volume of its own for the model."""
+    profile = settings.profiles.get(deployment.spec.profile or "", {})
+    pods = [
+        (overlay or {}).get("spec") or {}
+        for overlay in (profile.get("podTemplate"), deployment.spec.pod_template)
+    ]
+    return any(volume["name"] == FETCHED.name for pod in pods for volume in pod.get("volumes") or ())
+
+
+def answers(template: PodTemplate, deployment: LLMDeployment) -> bool:
+    """Return True if engines of this template answer to every name of the deployment.
 
     Engines of 0.1.0 answer only to the names in their arguments; later ones to any that the router sends them.
     """
-    try:
-        given = msgspec.convert(template, PodTemplate).served_names
-    except msgspec.ValidationError:
-        return False
+    given = template.served_names
     return given == {str(deployment.key)} or given >= set(deployment.routed_names)
 
 
-def live(deployment: LLMDeployment, observed: Observed) -> TemplateRecord | None:
+def live(deployment: LLMDeployment, observed: Observed, settings: Settings) -> TemplateRecord | None:
     """Return a record of the Deployment's own template, if it was applied for this spec and nobody has modified it."""
     workload = observed.workload(deployment.name)
     annotations = workload.get("metadata", {}).get("annotations", {})
@@ -154,7 +163,7 @@ def live(deployment: LLMDeployment, observed: Observed) -> TemplateRecord | None
     if not is_untouched(workload):
         return None
     record = TemplateRecord(workload["spec"]["template"], made_for, rolled_at)
-    if not suits(record, deployment):
+    if not suits(record, deployment, settings):
         return None
     return TemplateRecord(record.template, spec_hash(deployment.spec), rolled_at)
 

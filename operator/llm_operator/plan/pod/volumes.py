@@ -48,6 +48,11 @@ def source(model: Model) -> Source:
     return uncached_source(model)
 
 
+def filling_source(model: Model) -> Source:
+    """Return how a pod gets a model that it fetches into its cache."""
+    return source(model)._replace(fetch=model.uri)
+
+
 def uncached_source(model: Model) -> Source:
     """Return how a pod gets a model without its cache."""
     match parse(model.uri):

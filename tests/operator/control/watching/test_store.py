@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from llm_operator.control.resources import CHILDREN, LLMDEPLOYMENTS, PODS
+from llm_operator.control.resources import CHILDREN, LLMDEPLOYMENTS, PODS, REPLICA_SETS
 from llm_operator.control.watching.store import Ref, Store
 from llm_operator.observed import ChildKey
 
@@ -92,6 +92,27 @@ def test_pods_are_kept_without_their_spec() -> None:
     (found,) = store.pods(KEY)
     assert found["spec"] == {"nodeName": "n"}
     assert found["status"] == {"phase": "Running"}
+
+
+def test_replica_sets_are_kept_with_the_volumes_of_their_template_alone() -> None:
+    store = Store()
+    volumes = [{"name": "keys", "configMap": {"name": "a-keys"}}]
+    template = {"metadata": {"labels": {}}, "spec": {"containers": [{"name": "engine"}], "volumes": volumes}}
+
+    store.put(REPLICA_SETS, service(5) | {"spec": {"replicas": 2, "selector": {}, "template": template}})
+
+    (kept,) = store.replica_sets(KEY)
+    assert kept["spec"] == {"replicas": 2, "template": {"spec": {"volumes": volumes}}}
+
+
+def test_files_belong_to_the_llmdeployment_that_their_label_begins_with() -> None:
+    store = Store()
+    labels = {"fairlead.dev/llmdeployment": "a.files"}
+
+    affected = store.put(CHILDREN["v1", "ConfigMap"], service(5, name="a-files-1", labels=labels))
+
+    assert affected == {KEY}
+    assert list(store.children(KEY)) == [("v1", "ConfigMap", "a-files-1")]
 
 
 def test_readers_cannot_change_what_is_stored() -> None:

@@ -282,7 +282,7 @@ def test_a_job_is_replaced_when_its_own_deployment_changes(planned: Any, manifes
 def test_a_new_release_of_the_operator_does_not_restart_a_download(planned: Any, manifest: Any) -> None:
     given = owned_by("a", manifest(model=CREATED))
     first = planned(given)
-    next_release = Settings(engine_image="engine:1", version="9.9.9")
+    next_release = Settings(engine_image="engine:2", version="9.9.9")
 
     upgraded = planned(given, Observed(children=after(first)), next_release)
 

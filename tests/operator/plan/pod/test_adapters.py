@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from llm_operator.api.schema import SpecError
 from llm_operator.api.spec import parse
 from llm_operator.api.spec_hash import spec_hash
 from llm_operator.observed import KeyHashes, Observed
@@ -11,7 +12,7 @@ from llm_operator.plan.decide import decide
 from llm_operator.plan.plan import plan
 from llm_operator.settings import Settings
 
-from engine_server.contract.adapters import WantedAdapters
+from engine_server.contract.adapters import MODEL_VARIABLE, WantedAdapters
 
 SETTINGS = Settings(engine_image="engine:1")
 FRENCH = {"name": "french", "uri": "hf://org/french"}
@@ -40,6 +41,21 @@ def test_adapters_are_in_a_config_map_that_engines_mount(planned: Any, manifest:
     assert {
         "--enable-lora", "--adapters-file=/etc/fairlead/adapters/adapters.json", "--max-loras=8", "--max-cpu-loras=32"
     } <= set(goal.engine["args"])  # fmt: skip
+
+
+def test_the_list_names_its_model_and_engines_know_theirs(planned: Any, manifest: Any) -> None:
+    goal = planned(manifest(adapters=[FRENCH]))
+
+    content = child(goal, "smollm2-adapters")["data"]["adapters.json"]
+    assert msgspec.json.decode(content, type=WantedAdapters).model == "hf://org/name"
+    assert {"name": MODEL_VARIABLE, "value": "hf://org/name"} in goal.engine["env"]
+
+
+def test_the_model_of_a_list_cannot_be_another(planned: Any, manifest: Any) -> None:
+    env = [{"name": MODEL_VARIABLE, "value": "hf://org/other"}]
+
+    with pytest.raises(SpecError, match=MODEL_VARIABLE):
+        planned(manifest(adapters=[FRENCH], engine={"env": env}))
 
 
 @pytest.mark.parametrize("adapters", LISTS)

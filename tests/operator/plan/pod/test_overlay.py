@@ -80,6 +80,21 @@ def test_null_in_a_pod_template_removes_a_field(planned: Any, manifest: Any) -> 
         ),
         ({"containers": "engine"}, "containers: expected `array`"),
         ({"securityContext": "none"}, "securityContext: expected an object"),
+        ({"containers": None}, "containers: the container engine cannot be removed"),
+        (
+            {"containers": [{"name": "engine", "image": None}]},
+            r"containers\[engine\]\.image: this field is required",
+        ),
+        ({"containers": [{"name": "sidecar"}]}, r"containers\[sidecar\]\.image: this field is required"),
+        ({"volumes": None}, r"containers\[engine\]\.volumeMounts: there is no volume tmp"),
+        (
+            {"volumes": [{"name": "tmp", "emptyDir": None}]},
+            r"volumes\[tmp\]: a volume is of exactly one type",
+        ),
+        (
+            {"volumes": [{"name": "own", "projected": {"sources": 5}}]},
+            r"volumes\[\d\]\.projected\.sources: Expected `array`, got `int`",
+        ),
     ],
 )
 def test_a_pod_template_is_refused_by_field(
@@ -99,6 +114,29 @@ def test_a_pod_template_cannot_take_pods_out_of_the_service(planned: Any, manife
 
     with pytest.raises(SpecError, match="belongs to the operator"):
         planned(manifest(podTemplate={"metadata": {"labels": labels}}))
+
+
+@pytest.mark.parametrize("labels", [None, {"fairlead.dev/llmdeployment": None}])
+def test_null_does_not_remove_the_labels_by_which_pods_are_selected(
+    planned: Any, manifest: Any, labels: dict[str, Any] | None
+) -> None:
+    with pytest.raises(SpecError, match=r"spec\.podTemplate\.metadata\.labels"):
+        planned(manifest(podTemplate={"metadata": {"labels": labels}}))
+
+
+def test_null_removes_what_pods_can_do_without(planned: Any, manifest: Any) -> None:
+    overlay = {
+        "metadata": {"annotations": None},
+        "spec": {
+            "initContainers": None,
+            "containers": [{"name": "engine", "env": None, "startupProbe": None}],
+        },
+    }
+
+    goal = planned(manifest(podTemplate=overlay))
+
+    assert "initContainers" not in goal.pod
+    assert not {"env", "startupProbe"} & goal.engine.keys()
 
 
 def test_an_operator_may_allow_a_service_account(planned: Any, manifest: Any) -> None:

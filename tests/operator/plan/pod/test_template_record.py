@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from llm_operator.api.schema import SpecError
 from llm_operator.api.spec import parse
-from llm_operator.api.spec_hash import hash_of_0_1_0
+from llm_operator.api.spec_hash import hash_of_0_1_0, spec_hash
 from llm_operator.observed import Observed, workload_key
 from llm_operator.settings import Settings
 
@@ -305,3 +305,88 @@ def test_an_alias_that_engines_of_0_1_0_do_not_answer_to_replaces_them(planned: 
     changed = planned(alias, upgraded.observed, NEXT_RELEASE)
 
     assert changed.engine["image"] == "engine:2"
+
+
+# --- a cache, and defaults that are written out
+
+CACHE = {"uri": "hf://org/name", "cache": {"size": "10Gi"}}
+COMPLETE = {"conditions": [{"type": "Complete", "status": "True"}]}
+
+
+def downloaded(planned: Any, given: dict[str, Any], observed: Observed) -> Any:
+    """Return the plan of a spec with a cache once its download has ended."""
+    fetching = planned(given, observed, NEXT_RELEASE)
+    children = {
+        key: {**child, "status": COMPLETE} if key.kind == "Job" else child
+        for key, child in fetching.goal.apply.items()
+    }
+    return planned(given, replace(observed, children=children), NEXT_RELEASE)
+
+
+def claim_of_model(plan: Any) -> dict[str, Any] | None:
+    (volume,) = (entry for entry in plan.pod["volumes"] if entry["name"] == "models")
+    claim: dict[str, Any] | None = volume.get("persistentVolumeClaim")
+    return claim
+
+
+def test_a_cache_of_a_size_reaches_the_pods_when_it_is_added_and_dropped(planned: Any, manifest: Any) -> None:
+    before = planned(manifest())
+
+    added = downloaded(planned, manifest(model=CACHE), before.observed)
+    dropped = planned(manifest(), added.observed, NEXT_RELEASE)
+
+    assert claim_of_model(before) is None
+    assert claim_of_model(added) is not None and "initContainers" not in added.pod
+    assert claim_of_model(dropped) is None and dropped.pod["initContainers"]
+
+
+@pytest.mark.parametrize("overlays", ["podTemplate", "profile"])
+def test_a_volume_of_ones_own_for_the_model_rolls_nothing_after_an_upgrade(
+    planned: Any, manifest: Any, overlays: str
+) -> None:
+    own = {"name": "models", "persistentVolumeClaim": {"claimName": "mine"}}
+    template = {"spec": {"volumes": [own]}}
+    profiles = {"own": {"podTemplate": template}} if overlays == "profile" else {}
+    choice = {"profile": "own"} if overlays == "profile" else {"podTemplate": template}
+    given = manifest(model=CACHE, **choice)
+    release = replace(NEXT_RELEASE, profiles=profiles)
+    fetching = planned(given, settings=release)
+    done = {key: {**child, "status": COMPLETE} for key, child in fetching.goal.apply.items()}
+    before = planned(given, Observed(children=done), release)
+
+    after = planned(given, before.observed, replace(release, engine_image="engine:3"))
+
+    assert after.template == before.template
+
+
+WRITTEN_OUT = [
+    ({"resources": {"gpu": 4}}, {"resources": {"gpu": 4, "gpuResource": "nvidia.com/gpu"}}),
+    ({"model": CACHE}, {"model": {**CACHE, "cache": {"size": "10Gi", "accessMode": "ReadWriteMany"}}}),
+]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [*WRITTEN_OUT, *((written, left_out) for left_out, written in WRITTEN_OUT)]
+)
+def test_a_default_that_is_written_out_or_left_out_rolls_nothing(
+    planned: Any, manifest: Any, first: dict[str, Any], second: dict[str, Any]
+) -> None:
+    before = downloaded(planned, manifest(**first), Observed())
+
+    after = planned(manifest(**second), before.observed, Settings(engine_image="engine:3"))
+
+    assert after.template == before.template
+    # 0.2.0 knows a template by the hash of the spec as it is given.
+    assert annotations(after.observed)[SPEC_HASH] == spec_hash(parse(manifest(**second)).spec)
+
+
+def test_the_default_resource_is_a_value_where_there_is_a_profile(planned: Any, manifest: Any) -> None:
+    profiles = {"amd": {"resources": {"gpu": 1, "gpuResource": "amd.com/gpu"}}}
+    release = Settings(engine_image="engine:1", profiles=profiles)
+    before = planned(manifest(profile="amd"), settings=release)
+
+    nvidia = manifest(profile="amd", resources={"gpuResource": "nvidia.com/gpu"})
+    after = planned(nvidia, before.observed, release)
+
+    assert before.engine["resources"]["limits"] == {"amd.com/gpu": "1"}
+    assert after.engine["resources"]["limits"] == {"nvidia.com/gpu": "1"}

@@ -43,13 +43,22 @@ def test_engines_of_a_cluster_take_clients_credentials_only_if_that_is_wanted(fo
     assert directory.last.takes_credentials == forwards
 
 
-@pytest.mark.parametrize("reason", ["ImagePullBackOff", "InvalidSpec", "SecretNotFound", "CrashLoopBackOff"])
+@pytest.mark.parametrize(
+    "reason",
+    [
+        *("ImagePullBackOff", "InvalidSpec", "SecretNotFound", "CrashLoopBackOff"),
+        *("VolumeFull", "StorageClassNotFound", "WrongAccessMode", "NoAdminKey"),
+    ],
+)
 def test_a_deployment_with_a_permanent_problem_cannot_start(reason):
     obstacle = find_obstacle(deployment(reason))
     assert obstacle.permanent and (obstacle.reason, obstacle.message) == (reason, "words")
 
 
-@pytest.mark.parametrize("reason", ["Loading", "Starting", "FetchingModel", "Unschedulable", "Restarting"])
+@pytest.mark.parametrize(
+    "reason",
+    ["Loading", "Starting", "FetchingModel", "Unschedulable", "VolumeInUse", "Evicted", "Restarting"],
+)
 def test_a_deployment_with_a_problem_that_may_pass_can_start(reason):
     obstacle = find_obstacle(deployment(reason))
     assert obstacle == Obstacle(reason, "words")
