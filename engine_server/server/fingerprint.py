@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from engine_server.config import DenseModule
+
 if TYPE_CHECKING:
-    from engine_server.config import EngineConfig
+    from engine_server.config import EngineConfig, PoolingConfig
 
 WEIGHT_FILES = ("*.safetensors", "*.gguf")
 CONFIG_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
@@ -52,7 +54,20 @@ def fingerprint(config: EngineConfig, chat_template: object) -> str:
             add(digest, file.read_bytes() if file.is_file() else b"")
     for file in weight_files(Path(model.path)):
         add_samples(digest, file)
+    if model.pooling is not None and (extras := beyond_the_model(model.pooling)):
+        add(digest, msgspec.json.encode(extras, order="sorted"))
+        for module in model.pooling.modules:
+            for file in (
+                weight_files(Path(model.path, module.path)) if isinstance(module, DenseModule) else ()
+            ):
+                add_samples(digest, file)
     return digest.hexdigest()[:LENGTH]
+
+
+def beyond_the_model(pooling: PoolingConfig) -> dict[str, object]:
+    """Return the settings of what sentence-transformers puts around a model; empty if there is nothing."""
+    names = ("modules", "prompts", "default_prompt", "score_tokens", "instruction", "template_arguments")
+    return {name: value for name in names if (value := getattr(pooling, name))}
 
 
 def device_kind(device: str) -> str:

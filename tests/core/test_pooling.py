@@ -18,7 +18,6 @@ from engine_server import (
     AsyncEngineArgs,
     AsyncLLM,
     EmbeddingRequestOutput,
-    EngineArgs,
     InvalidRequestError,
     PoolingParams,
     SamplingParams,
@@ -313,14 +312,6 @@ def test_model_that_would_be_computed_wrongly_is_refused(
     folder = make(kind, options.pop("pooling", None), **options.pop("settings", {}))
     with pytest.raises(ValueError, match=words):
         an_llm(folder, **options)
-
-
-def test_module_after_pooling_is_refused(make: Make) -> None:
-    folder = make("BertModel", {"pooling_mode": "cls"})
-    modules = json.loads((folder / "modules.json").read_text())
-    (folder / "modules.json").write_text(json.dumps([*modules, {"type": "st.models.Dense", "path": "Dense"}]))
-    with pytest.raises(ValueError, match="has Dense after the encoder"):
-        EngineArgs(model=str(folder)).create_engine_config()
 
 
 @pytest.mark.parametrize(
