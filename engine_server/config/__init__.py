@@ -6,16 +6,17 @@ from engine_server.config.decoding import DecodingConfig
 from engine_server.config.device import DeviceConfig
 from engine_server.config.engine import EngineConfig, UsageContext
 from engine_server.config.load import LoadConfig
-from engine_server.config.model import (
-    Activation,
-    LogprobsMode,
-    ModelConfig,
-    Pooling,
-    PoolingConfig,
-    SamplingDefaults,
-)
+from engine_server.config.model import LogprobsMode, ModelConfig, SamplingDefaults
 from engine_server.config.observability import ObservabilityConfig
 from engine_server.config.parallel import ParallelConfig
+from engine_server.config.pooling import (
+    Activation,
+    DenseActivation,
+    DenseModule,
+    NormalizeModule,
+    Pooling,
+    PoolingConfig,
+)
 from engine_server.config.quantization import QuantizationConfig
 from engine_server.config.scheduler import SchedulerConfig
 from engine_server.config.speculative import SpeculativeConfig
@@ -24,12 +25,15 @@ __all__ = [
     "Activation",
     "CacheConfig",
     "DecodingConfig",
+    "DenseActivation",
+    "DenseModule",
     "DeviceConfig",
     "EngineConfig",
     "LoRAConfig",
     "LoadConfig",
     "LogprobsMode",
     "ModelConfig",
+    "NormalizeModule",
     "ObservabilityConfig",
     "ParallelConfig",
     "Pooling",

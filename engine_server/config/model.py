@@ -4,38 +4,10 @@ from typing import Any, Literal
 
 import msgspec
 
-# The first token's hidden state, the last token's, or the mean of all.
-Pooling = Literal["CLS", "LAST", "MEAN"]
+from engine_server.config.pooling import PoolingConfig
+
 # Before or after the logits processors, as logits or as log-probabilities.
 LogprobsMode = Literal["raw_logits", "raw_logprobs", "processed_logits", "processed_logprobs"]
-Activation = Literal["identity", "sigmoid", "softmax"]
-
-
-class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The reduction of a prompt's hidden states to one vector."""
-
-    pooling: Pooling
-    # Scale embeddings to length 1, unless a request overrides it.
-    normalize: bool
-    # Bidirectional attention over the whole prompt: no KV cache, no chunks.
-    encoder: bool
-    # Labels of a classifier; None: the vector is an embedding.
-    num_labels: int | None
-    # A classifier's names of its labels, in the order of its scores.
-    labels: list[str]
-    # Activation of a classifier's scores.
-    activation: Activation
-    # Lengths to which an embedding may be cut.
-    dimensions: list[int]
-    # Number of token types, which distinguish the texts of one prompt; 0: none.
-    num_token_types: int
-
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        """Return the tasks that a request may name, the default first."""
-        if self.num_labels is None:
-            return ("embed", "encode")
-        return ("classify", "encode", "score") if self.num_labels == 1 else ("classify", "encode")
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -84,7 +84,8 @@ class Executor:
         if not len(states.rows) and not states.prompt_rows:
             return NoResults()
         assert self.runner.head is not None
-        self._workers.broadcast("join_head")
+        if self.runner.loaded.generates:
+            self._workers.broadcast("join_head")
         pending = self.runner.head.launch(states, masks)
         return PendingStep(self, pending, self._begun, self.platform.record_event(timed=True))
 

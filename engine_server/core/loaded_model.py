@@ -10,13 +10,15 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from engine_server.config import EngineConfig
+from engine_server.config import EngineConfig, PoolingConfig
 from engine_server.core.scheduling.request import Request
 from engine_server.modeling.adapters.adapted_model import AdaptedModel
+from engine_server.modeling.answer_scorer import AnswerScorer
 from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.drafting.draft_head import DraftHead, collect_states
 from engine_server.modeling.drafting.eagle3_folder import load_eagle3
 from engine_server.modeling.drafting.mtp_checkpoint import load_mtp
+from engine_server.modeling.embedding_modules import load_embedding_modules
 from engine_server.modeling.layers.rope import SequenceRope, sequence_rope
 from engine_server.modeling.layers.weight_layer import all_tensors
 from engine_server.modeling.loading.model_loader import first_position, load_model
@@ -56,7 +58,9 @@ class LoadedModel:
         self.generates = config.model_config.pooling is None
         self._model: PreTrainedModel | None = None
         self._split: SplitModel | None = None
-        self._classifier: SplitClassifier | None = None
+        self._classifier: SplitClassifier | AnswerScorer | None = None
+        # The layers after pooling; None: there are none.
+        self._modules: nn.Sequential | None = None
         self._head: DraftHead | None = None
         # The layers that adapters change; None: the engine takes none.
         self.adapted: AdaptedModel | None = None
@@ -103,6 +107,9 @@ class LoadedModel:
                 config.model_config, config.load_config, self._platform, self._ranks, self._clock
             )
             tensors += all_tensors(self._model)
+            if config.model_config.pooling is not None and config.model_config.pooling.modules:
+                self._modules = self._load_modules(config.model_config.pooling)
+                tensors += self._modules.parameters()
         if self.has_head:
             with self._memory.taking("draft head") as tensors:
                 self._head = self._load_head(self._model)
@@ -112,6 +119,8 @@ class LoadedModel:
         pooling = config.model_config.pooling
         if pooling is None:
             self._split = SplitModel(self._model, self.first_position)
+        elif pooling.score_tokens:
+            self._classifier = AnswerScorer(self._model, self.first_position)
         elif pooling.num_labels is not None:
             self._classifier = SplitClassifier(self._model, pooling.num_labels, self.first_position)
         lora = config.lora_config
@@ -126,7 +135,7 @@ class LoadedModel:
         if keep_on_host:
             self._move("cpu")
         else:
-            self._model = self._split = self._classifier = self._head = self.adapted = None
+            self._model = self._split = self._classifier = self._modules = self._head = self.adapted = None
 
     def restore(self) -> None:
         """Copy the weights from the host back to the device."""
@@ -190,6 +199,11 @@ class LoadedModel:
         assert self._classifier is not None, "the model doesn't classify, or its weights are unloaded"
         return self._classifier.scores(pooled)
 
+    def project(self, pooled: Tensor) -> Tensor:
+        """Return the embedding, float32 [dimensions], of a pooled state, float32 [hidden]."""
+        vector: Tensor = pooled if self._modules is None else self._modules(pooled)
+        return vector
+
     def _largest_adapters(self, num_rows: int) -> AbstractContextManager[None]:
         return nullcontext() if self.adapted is None else self.adapted.largest(num_rows)
 
@@ -201,6 +215,12 @@ class LoadedModel:
             return load_eagle3(folder, model, config.model_config, config.load_config, self._platform)
         return load_mtp(model, config.model_config, config.load_config, self._platform)
 
+    def _load_modules(self, pooling: PoolingConfig) -> nn.Sequential:
+        config = self._config.model_config
+        seed = config.seed if self._config.load_config.load_format == "dummy" else None
+        return load_embedding_modules(Path(config.path), pooling.modules, self._platform.device, seed)
+
     def _move(self, device: torch.device | str) -> None:
-        for module in [self.model] if self._head is None else [self.model, self._head.module]:
+        head = None if self._head is None else self._head.module
+        for module in [part for part in (self.model, self._modules, head) if part is not None]:
             nn.Module.to(module, device)  # transformers' own is not typed

@@ -12,7 +12,8 @@ from engine_server.engine.beam_search import BeamSearchOutput, BeamSearchParams,
 from engine_server.engine.compat import refuse
 from engine_server.engine.engine_args import EngineArgs
 from engine_server.engine.input.chat import Conversation, render_chat
-from engine_server.engine.input.tokenizer import Truncation, encode_pairs
+from engine_server.engine.input.text_pairs import check_template, pair_prompts
+from engine_server.engine.input.tokenizer import Truncation
 from engine_server.engine.llm_engine import LLMEngine
 from engine_server.requests import validation as valid
 from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
@@ -176,10 +177,12 @@ class LLM:
         /,
         *,
         truncate_prompt_tokens: int | None = None,
+        instruction: str | None = None,
         **options: Any,
     ) -> list[ScoringRequestOutput]:
         """Return how well each text of `data_1`, or its only one, matches that of `data_2`, by a cross-encoder.
 
+        instruction: what makes a match, for a language model whose template takes it; None: the model's default.
         `options` as `encode` takes them.
         """
         seconds = [data_2] if isinstance(data_2, str) else data_2
@@ -187,7 +190,11 @@ class LLM:
         context = self.model_config.max_model_len
         longest = context if truncate_prompt_tokens == -1 else truncate_prompt_tokens
         texts = list(zip(firsts, seconds, strict=True))
-        pairs = encode_pairs(self.get_tokenizer(), texts, Truncation(longest))
+        pooling, tokenizer = self.model_config.pooling, self.get_tokenizer()
+        if pooling is None:
+            raise InvalidRequestError("the model generates; it has no scores", "data_1")
+        check_template(tokenizer, pooling)
+        pairs = pair_prompts(tokenizer, pooling, texts, Truncation(longest), instruction)
         scores: list[Any] = self.encode(pairs, **options, pooling_task="score")
         return scores
 

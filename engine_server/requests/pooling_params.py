@@ -5,6 +5,7 @@ from typing import ClassVar, Literal, Self, cast, get_args
 import msgspec
 
 from engine_server.config import PoolingConfig
+from engine_server.contract.quoting import quote
 from engine_server.requests import validation as valid
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.sampling_params import RequestOutputKind, truncation
@@ -37,6 +38,7 @@ class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     normalize: the older name of use_activation for embeddings, which it overrides.
     truncate_prompt_tokens: length in tokens to which a longer prompt is cut, -1: the context; None: refuse it.
     timeout: seconds from arrival.
+    prompt_name: one of the model's prompts, which is put before a text to embed; None: the model's default.
 
     Raises InvalidRequestError, which names the parameter.
     """
@@ -47,6 +49,7 @@ class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     use_activation: bool | None = None
     truncate_prompt_tokens: int | None = None
     timeout: float | None = None
+    prompt_name: str | None = None
     output_kind: ClassVar[RequestOutputKind] = RequestOutputKind.FINAL_ONLY
 
     def __post_init__(self) -> None:
@@ -62,6 +65,8 @@ class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             self.use_activation = valid.flag("use_activation", self.use_activation)
         if self.timeout is not None:
             self.timeout = valid.number("timeout", self.timeout, 0, bound="exclusive")
+        if self.prompt_name is not None:
+            self.prompt_name = valid.text("prompt_name", self.prompt_name)
         self.truncate_prompt_tokens = truncation(self.truncate_prompt_tokens)
 
     def resolve(self, config: PoolingConfig) -> Self:
@@ -69,6 +74,7 @@ class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         task = cast(PoolingTask, self.task or config.tasks[0])
         if task not in config.tasks:
             raise InvalidRequestError(f"{unsupported(task)}; it can {', '.join(config.tasks)}", "task")
+        prompt_before(config, self.prompt_name)
         if self.dimensions is not None and self.dimensions not in config.dimensions:
             raise InvalidRequestError(
                 f"dimensions is {self.dimensions}; the model wasn't trained for embeddings of that length",
@@ -80,5 +86,24 @@ class PoolingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         if self.normalize is not None:
             normalize = self.normalize
         return msgspec.structs.replace(
-            self, task=task, normalize=normalize, use_activation=self.use_activation is not False
+            self,
+            task=task,
+            dimensions=self.dimensions or config.default_dimensions,
+            normalize=normalize,
+            use_activation=self.use_activation is not False,
         )
+
+
+def prompt_before(config: PoolingConfig, name: str | None) -> str:
+    """Return the model's prompt of this name, or its default for None. Raises InvalidRequestError for an unknown name.
+
+    The text is put before each text to embed; it is empty if the model has no default.
+    """
+    if name is None:
+        name = config.default_prompt
+    if name is None:
+        return ""
+    if name not in config.prompts:
+        known = f"takes one of {', '.join(config.prompts)}" if config.prompts else "has no prompts"
+        raise InvalidRequestError(f"prompt_name is {quote(name)}; the model {known}", "prompt_name")
+    return config.prompts[name]

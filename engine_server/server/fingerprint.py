@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from engine_server.config import DenseModule
 from engine_server.contract.continuation import DIGEST_LENGTH, RENDERING
 
 if TYPE_CHECKING:
-    from engine_server.config import EngineConfig
+    from engine_server.config import EngineConfig, PoolingConfig
     from engine_server.server.parsers.model_format import ModelFormat
     from engine_server.server.settings import ApiSettings
 
@@ -57,6 +58,13 @@ def fingerprint(config: EngineConfig, chat_template: object) -> str:
             add(digest, file.read_bytes() if file.is_file() else b"")
     for file in weight_files(Path(model.path)):
         add_samples(digest, file)
+    if model.pooling is not None and (extras := beyond_the_model(model.pooling)):
+        add(digest, msgspec.json.encode(extras, order="sorted"))
+        for module in model.pooling.modules:
+            for file in (
+                weight_files(Path(model.path, module.path)) if isinstance(module, DenseModule) else ()
+            ):
+                add_samples(digest, file)
     return digest.hexdigest()[:LENGTH]
 
 
@@ -87,6 +95,12 @@ def stream_settings(
         }
     encoded = msgspec.json.encode(covered, enc_hook=repr, order="sorted")
     return hashlib.sha256(encoded).hexdigest()[:DIGEST_LENGTH]
+
+
+def beyond_the_model(pooling: PoolingConfig) -> dict[str, object]:
+    """Return the settings of what sentence-transformers puts around a model; empty if there is nothing."""
+    names = ("modules", "prompts", "default_prompt", "score_tokens", "instruction", "template_arguments")
+    return {name: value for name in names if (value := getattr(pooling, name))}
 
 
 def device_kind(device: str) -> str:

@@ -13,6 +13,7 @@ from engine_server.server.wanted_adapters import AdapterSet
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from engine_server.config import PoolingConfig
     from engine_server.engine.async_llm import AsyncLLMEngine
     from engine_server.server.parsers.model_format import ModelFormat
     from engine_server.server.settings import ApiSettings
@@ -49,6 +50,13 @@ class LoadedModel:
     # The engine exports spans.
     traces: bool
 
+    @property
+    def pooling(self) -> PoolingConfig:
+        """The settings of a model that pools."""
+        settings = self.engine.model_config.pooling
+        assert settings is not None, "endpoints of pooling models check the task"
+        return settings
+
     def trace_headers(self, headers: Mapping[str, str]) -> TraceHeaders:
         """Return the headers that continue the client's trace; None without any, or if the engine exports no spans."""
         found = {name: headers[name] for name in TRACE_HEADERS if name in headers}
@@ -63,14 +71,18 @@ class LoadedModel:
 def loaded_model(engine: AsyncLLMEngine, settings: ApiSettings, template: str | None) -> LoadedModel:
     """Derive what requests need from a loaded engine.
 
-    template: a chat template in place of the model's own. Raises ValueError for a response template that is invalid.
+    template: a chat template in place of the model's own. Raises ValueError for a template that is invalid, or
+    that doesn't render what the model scores.
     """
+    from engine_server.engine.input.text_pairs import check_template
     from engine_server.server.fingerprint import fingerprint, stream_settings
     from engine_server.server.parsers.model_format import find_format  # imports transformers
 
     config, tokenizer = engine.model_config, engine.tokenizer
     if template is not None and tokenizer is not None:
         tokenizer.chat_template = template
+    if config.pooling is not None and tokenizer is not None:
+        check_template(tokenizer, config.pooling)
     file = settings.response_template
     adapters = ServedAdapters(engine, config.served_model_name)
     sampling_defaults = config.get_diff_sampling_param()

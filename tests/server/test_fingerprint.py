@@ -8,6 +8,8 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from engine_server import EngineArgs
 from engine_server.server import fingerprint as fingerprint_module
@@ -110,3 +112,28 @@ def test_large_file_is_sampled_over_its_whole_length(model: Path) -> None:
             stream.seek(HEAD_BYTES + part * 4 * SAMPLE_BYTES)
             stream.write(b"\1" * 4 * SAMPLE_BYTES)
         assert fingerprint_of(changed) != before
+
+
+def test_layers_and_prompts_of_an_embedding_model_are_covered(model: Path) -> None:
+    def write(name: str, content: object) -> None:
+        (model / name).parent.mkdir(exist_ok=True)
+        (model / name).write_text(json.dumps(content))
+
+    modules = {"Transformer": "", "Pooling": "pooling"}
+    types = "sentence_transformers.models."
+    write("modules.json", [{"type": types + kind, "path": path} for kind, path in modules.items()])
+    write("pooling/config.json", {"pooling_mode": "mean"})
+    prints = [fingerprint_of(model)]
+    write("config_sentence_transformers.json", {"prompts": {}})
+    assert fingerprint_of(model) == prints[0]  # as before there were layers and prompts
+    for prompts in ({"query": "a"}, {"query": "b"}):
+        write("config_sentence_transformers.json", {"prompts": prompts})
+        prints.append(fingerprint_of(model))
+    size = json.loads((model / "config.json").read_text())["hidden_size"]
+    modules["Dense"] = "dense"
+    write("modules.json", [{"type": types + kind, "path": path} for kind, path in modules.items()])
+    write("dense/config.json", {"in_features": size, "out_features": 4})
+    for value in (0.0, 1.0):
+        save_file({"linear.weight": torch.full((4, size), value)}, model / "dense/model.safetensors")
+        prints.append(fingerprint_of(model))
+    assert len(set(prints)) == len(prints)

@@ -19,7 +19,10 @@ from engine_server.requests.pooling_params import PoolingParams
 
 
 class PoolingModel(Protocol):
-    """The model's part of pooling, for a classifier."""
+    """The model's part of pooling."""
+
+    def project(self, pooled: Tensor) -> Tensor:
+        """Return the embedding, float32 [dimensions], of a pooled state, float32 [hidden]."""
 
     def scores(self, pooled: Tensor) -> Tensor:
         """Return the scores, float32 [labels], of a pooled state [hidden]."""
@@ -99,7 +102,7 @@ class Pooler:
             case "encode":
                 return pooled.float()
             case "embed":
-                vector = pooled.float()[: params.dimensions]
+                vector = self._model.project(pooled.float())[: params.dimensions]
                 return F.normalize(vector, dim=0) if params.normalize else vector
         scores = self._model.scores(pooled)
         return ACTIVATIONS[self._config.activation](scores) if params.use_activation else scores

@@ -14,6 +14,7 @@ from engine_server.engine.arguments.flags import (
     full_dtype,
     json_object,
     parse_size,
+    word_list,
 )
 from engine_server.requests.sampling_params import MAX_LOGPROBS
 
@@ -62,6 +63,15 @@ class ModelArguments:
     enable_prompt_embeds: bool = argument(False, "take embeddings in place of a prompt's tokens")
     runner: Literal["auto", "generate", "pooling"] = argument(
         "auto", "generate text, or pool to vectors and scores; auto: the model's own task"
+    )
+    score_tokens: list[str] | None = argument(
+        None,
+        "a negative and a positive answer, as no,yes: the model scores pairs of texts by their logits after the "
+        "prompt; one alone: by its logit (default: those that the model's files name)",
+        type=word_list,
+        metavar="WORDS",
+        action="store",
+        nargs=None,
     )
     served_model_name: list[str] | str | None = argument(
         None, "the model's names in the API; may be repeated (default: the model as given)", metavar="NAME"

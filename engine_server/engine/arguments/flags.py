@@ -37,6 +37,14 @@ def context_length(text: str) -> int:
     return -1 if text == "auto" else int(text)
 
 
+def word_list(text: str) -> list[str]:
+    """Return words that are separated by commas."""
+    words = text.split(",")
+    if not all(words):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of words, as no,yes")
+    return words
+
+
 def json_object(text: str) -> dict[str, Any]:
     """Return a JSON object as a dict."""
     try:

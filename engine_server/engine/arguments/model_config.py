@@ -44,7 +44,7 @@ def describe_model(args: Arguments) -> ModelDescription:
     path = resolve_folder(args)
     config = read_hf_config(path, args.hf_overrides, args.trust_remote_code)
     text_config = _text_config(path, config)
-    pooling = read_pooling_config(path, config, args.runner)
+    pooling = read_pooling_config(path, config, args)
     names = args.served_model_name
     generation_config = _read_json(path / GENERATION_CONFIG)
     model = ModelConfig(

@@ -1,15 +1,22 @@
 """Pooling settings of a model, from its config and from sentence-transformers' files in its folder."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-from engine_server.config import Activation, Pooling, PoolingConfig
+from engine_server.config import Activation, PoolingConfig
+from engine_server.engine.arguments.fields import Arguments
+from engine_server.engine.arguments.sentence_transformers import (
+    ENCODER_SETTINGS,
+    POOLINGS,
+    Modules,
+    read,
+    read_modules,
+    read_settings,
+    read_template_arguments,
+)
+from engine_server.engine.input.tokenizer import score_token_ids
 
 GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
-POOLINGS: dict[str, Pooling] = {
-    "cls": "CLS", "cls_token": "CLS", "mean": "MEAN", "mean_tokens": "MEAN", "lasttoken": "LAST",
-}  # fmt: skip
 # Keyed by a class of torch.nn, or a problem type of transformers.
 ACTIVATIONS: dict[str, Activation] = {
     "Identity": "identity",
@@ -20,73 +27,82 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 
 
-def read_pooling_config(path: Path, config: Any, runner: str) -> PoolingConfig | None:
+def read_pooling_config(path: Path, config: Any, args: Arguments) -> PoolingConfig | None:
     """Return a model's pooling settings, None for one that generates. Raises ValueError for unsupported pooling.
 
     config: transformers' configuration of the model.
     """
-    modules: list[dict[str, str]] = _read(path / "modules.json") or []
     architecture = (config.architectures or [GENERATING[0]])[0]
-    if runner == "generate" or (runner == "auto" and not modules and architecture.endswith(GENERATING)):
+    if args.runner == "generate":
+        if args.score_tokens:
+            raise ValueError("score_tokens is set; a model that generates, by runner, doesn't score")
+        return None
+    modules = read_modules(path, config.get_text_config())
+    # vLLM's setting.
+    words: list[str] = args.score_tokens or getattr(config, "classifier_from_token", None) or []
+    generates = architecture.endswith(GENERATING) and modules is None and not words
+    if args.runner == "auto" and generates:
         return None
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
     encoder = config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES  # bidirectional attention
     encoder = encoder or getattr(config, "use_bidirectional_attention", None) is True
-    pooling = POOLINGS[getattr(config, "classifier_pooling", "cls")] if encoder else "LAST"
-    kinds = {module["type"].rpartition(".")[2]: path / module["path"] for module in modules}
-    if "Pooling" in kinds:
-        pooling = _pooling(_read(kinds["Pooling"] / "config.json") or {})
-    if unknown := [
-        *kinds.keys() - {"Transformer", "Pooling", "Normalize"},
-        *["a decoder"] * config.is_encoder_decoder,
-    ]:
-        raise ValueError(f"{path} has {unknown[0]} after the encoder, which is not supported yet")
+    if config.is_encoder_decoder:
+        raise ValueError(f"{path} has a decoder after the encoder, which is not supported yet")
+    settings = read_settings(path)
+    found = modules or Modules(normalize=True)
+    common: dict[str, Any] = {"encoder": encoder, "num_token_types": getattr(config, "type_vocab_size", 0)}
+    if words or found.score_tokens:
+        if encoder:
+            raise ValueError(f"{path} is an encoder; score tokens are answers of a model that generates")
+        tokens = score_token_ids(words, args.tokenizer or str(path)) if words else found.score_tokens
+        if wrong := [token for token in tokens if not 0 <= token < config.get_text_config().vocab_size]:
+            raise ValueError(f"{path} has {wrong[0]} as a score token, which its vocabulary lacks")
+        return PoolingConfig(
+            pooling="LAST",
+            normalize=False,
+            num_labels=1,
+            labels=["LABEL_0"],
+            activation=_activation(config, settings.activation_fn, 1),
+            dimensions=[],
+            score_tokens=tokens,
+            instruction=settings.default_prompt,
+            template_arguments=read_template_arguments(path),
+            **common,
+        )
+    by_default = POOLINGS[getattr(config, "classifier_pooling", "cls")] if encoder else "LAST"
     classifies = architecture.endswith("ForSequenceClassification")
-    whole = config.get_text_config().hidden_size if getattr(config, "is_matryoshka", False) else 0
+    whole = (
+        found.size or config.get_text_config().hidden_size if getattr(config, "is_matryoshka", False) else 0
+    )
     return PoolingConfig(
-        pooling=pooling,
-        normalize=not modules or "Normalize" in kinds,
-        encoder=encoder,
+        pooling=found.pooling or by_default,
+        modules=found.layers,
+        normalize=found.normalize,
         num_labels=config.num_labels if classifies else None,
         labels=[str(config.id2label[index]) for index in range(config.num_labels)] if classifies else [],
-        activation=_activation(config),
+        activation=_activation(config, settings.activation_fn, config.num_labels),
         dimensions=getattr(config, "matryoshka_dimensions", None) or list(range(1, whole + 1)),
-        num_token_types=getattr(config, "type_vocab_size", 0),
+        default_dimensions=None if classifies else settings.truncate_dim,
+        prompts={} if classifies else settings.prompts,
+        default_prompt=None if classifies else settings.default_prompt_name,
+        **common,
     )
 
 
 def longest_prompt(path: Path) -> int | None:
     """Return the longest prompt in tokens by sentence-transformers' or the tokenizer's settings; None: no limit."""
-    limits = (("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length"))
-    lengths = ((_read(path / file) or {}).get(key) for file, key in limits)
+    limits = ((ENCODER_SETTINGS, "max_seq_length"), ("tokenizer_config.json", "model_max_length"))
+    lengths = ((read(path / file, dict[str, Any]) or {}).get(key) for file, key in limits)
     return min((int(length) for length in lengths if length), default=None)
 
 
-def _pooling(settings: dict[str, Any]) -> Pooling:
-    """Return the mode of a Pooling module: one setting, or a flag per mode in older files."""
-    prefix = "pooling_mode_"
-    flags = [key.removeprefix(prefix) for key, value in settings.items() if key.startswith(prefix) and value]
-    mode = " and ".join(flags or [str(settings.get("pooling_mode"))])
-    if mode not in POOLINGS:
-        raise ValueError(f"pooling by {mode} isn't supported; by {', '.join(POOLINGS)} is")
-    return POOLINGS[mode]
-
-
-def _activation(config: Any) -> Activation:
-    """Return the activation of a classifier's scores: cross-encoders name a class, others a problem type."""
-    named = (getattr(config, "sentence_transformers", None) or {}).get("activation_fn")
+def _activation(config: Any, named: str | None, num_labels: int) -> Activation:
+    """Return the activation of scores: `named`, or a class or problem type of the config, or that of the labels."""
+    named = named or (getattr(config, "sentence_transformers", None) or {}).get("activation_fn")
     named = named or getattr(config, "sbert_ce_default_activation_function", None) or config.problem_type
     if named is None:
-        return "sigmoid" if config.num_labels == 1 else "softmax"
+        return "sigmoid" if num_labels == 1 else "softmax"
     if (name := named.rpartition(".")[2]) not in ACTIVATIONS:
         raise ValueError(f"scores by {name} aren't supported; by {', '.join(ACTIVATIONS)} are")
     return ACTIVATIONS[name]
-
-
-def _read(file: Path) -> Any:
-    """Return the content of a JSON file; None if there is no file."""
-    try:
-        return json.loads(file.read_text()) if file.is_file() else None
-    except ValueError as error:
-        raise ValueError(f"{file} can't be read: {error}") from error

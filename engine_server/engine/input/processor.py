@@ -20,7 +20,7 @@ from engine_server.engine.input.text_length import LONG_TEXT, TokenSpan, token_s
 from engine_server.engine.input.tokenizer import Truncation, backend_of, encode_texts
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.messages import AddRequest
-from engine_server.requests.pooling_params import PoolingParams
+from engine_server.requests.pooling_params import PoolingParams, prompt_before
 from engine_server.requests.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ class Processor:
         ):
             raise InvalidRequestError("prompt_embeds has no tokens to cut off or to report", "prompt_embeds")
         if pooling is not None:
+            self._put_prompt(fields, pooling)
             self._cut(fields, params.truncate_prompt_tokens)
         token_ids = self._prompt_token_ids(fields, params.truncate_prompt_tokens, num_virtual)
         room = self._room(token_ids, num_virtual)
@@ -114,6 +115,16 @@ class Processor:
             output_kind=pooling.output_kind,
             truncate_prompt_tokens=self.config.max_model_len if keep == -1 else keep,
         )
+
+    def _put_prompt(self, fields: PromptFields, params: PoolingParams) -> None:
+        """Put the model's prompt before a text; tokens have theirs already."""
+        assert self.config.pooling is not None
+        if fields.token_ids is None:
+            fields.text = prompt_before(self.config.pooling, params.prompt_name) + (fields.text or "")
+        elif params.prompt_name is not None:
+            raise InvalidRequestError(
+                "prompt_name is put before a text; the prompt is given as tokens", "prompt_name"
+            )
 
     def _cut(self, fields: PromptFields, keep: int | None) -> None:
         """Tokenize a text to at most `keep` tokens, with the special tokens around them."""

@@ -58,6 +58,28 @@ def _load(source: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def score_token_ids(words: Sequence[str], source: str) -> list[int]:
+    """Return the token of each word: a negative and a positive answer, or a positive one alone. Raises ValueError.
+
+    source: a folder or a hub's name.
+    """
+    if not 1 <= len(words) <= 2:
+        raise ValueError(
+            f"score_tokens has {len(words)} words; it takes a positive answer, or a negative one before it"
+        )
+    backend = backend_of(_load(source, False))
+    tokens = []
+    for word in words:
+        token = backend.token_to_id(word)
+        found = backend.encode(word, add_special_tokens=False).ids if token is None else [token]
+        if len(found) != 1:
+            raise ValueError(
+                f"score_tokens has {word!r}, which is {len(found)} tokens; it takes words of one token"
+            )
+        tokens += found
+    return tokens
+
+
 def backend_of(tokenizer: PreTrainedTokenizerBase) -> Backend:
     """Return the tokenizer of the `tokenizers` library that transformers' tokenizer wraps."""
     backend: Backend = tokenizer.backend_tokenizer

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from engine_server.modeling.formats.dense import DenseFormat
 from engine_server.modeling.formats.joined import join
 from engine_server.modeling.formats.quantized_tensor import format_of
 from engine_server.modeling.formats.weight_format import WeightFormat, WeightLayout
@@ -28,6 +29,8 @@ class Linear(WeightLayer, nn.Linear):
         self.transposed = transposed
         self.layout = layout
         self.sharding: Sharding | None = None
+        # Indices of the outputs that are computed; None: all.
+        self.kept: Sequence[int] | None = None
         # The product that this layer is part of, and its index among the parts.
         self.fused: FusedLinear | None = None
         self.place = 0
@@ -57,8 +60,14 @@ class Linear(WeightLayer, nn.Linear):
             self.take(format_of(self._outputs_first(self.received["weight"]), self.received.get("bias")))
             self.received = {}
 
+    def keep(self, outputs: Sequence[int]) -> None:
+        """Compute these outputs alone, on every rank, from a weight that is yet to be received."""
+        self.kept, self.sharding, self.out_features = outputs, None, len(outputs)
+
     def take(self, whole: WeightFormat) -> None:
         """Use `whole`, or this rank's part of it, as the layer's weight."""
+        if self.kept is not None:
+            whole = rows_of(whole, self.kept)
         own = whole if self.sharding is None else whole.shard(self.sharding.cut)
         if self.fused is not None:
             self.fused.take(self.place, own)
@@ -78,6 +87,14 @@ class Linear(WeightLayer, nn.Linear):
 
     def _outputs_first(self, weight: Tensor) -> Tensor:
         return weight.t().contiguous() if self.transposed else weight
+
+
+def rows_of(whole: WeightFormat, rows: Sequence[int]) -> DenseFormat:
+    """Return a copy of some rows of a weight in a checkpoint's format, with their bias."""
+    parameters = whole.parameters()
+    index = torch.tensor(rows, device=next(iter(parameters.values())).device)
+    bias = parameters.get("bias")
+    return DenseFormat(whole.gather(index), None if bias is None else bias[index])
 
 
 class FusedLinear(WeightLayer):

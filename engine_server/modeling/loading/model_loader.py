@@ -70,7 +70,8 @@ def load_model(
             settings.dtype or (torch.bfloat16 if checkpoint else None),
             platform,
         )
-        plan = LoadPlan(platform, ranks, bool(config.batch_invariant), Choices(), load.quantization)
+        tokens = () if config.pooling is None else config.pooling.score_tokens
+        plan = LoadPlan(platform, ranks, bool(config.batch_invariant), Choices(), load.quantization, tokens)
         with refused_by_name(architecture(settings)):
             if not config.is_encoder:
                 check_layer_types(settings, architecture(settings))
@@ -145,7 +146,7 @@ def empty_model(
 ) -> PreTrainedModel:
     """Return transformers' model on the meta device."""
     kind = "AutoModelForCausalLM"
-    if config.pooling is not None:
+    if config.pooling is not None and not config.pooling.score_tokens:
         kind = "AutoModel" if config.pooling.num_labels is None else "AutoModelForSequenceClassification"
     with torch.device("meta"):
         model: PreTrainedModel = getattr(transformers, kind).from_config(
@@ -182,7 +183,7 @@ def read_model(
     """Return a model of class `kind` with the weights of its files, which are mapped and copied once at most.
 
     weights: those of a quantised checkpoint; None: transformers reads the files itself. Raises ValueError for a
-    model that generates if weights are missing, which transformers replaces by random ones.
+    model with logits if weights are missing, which transformers replaces by random ones.
     """
     on_device = plan.platform.asynchronous and plan.ranks.size == 1  # the host cuts weights that ranks share
     with nullcontext() if on_device else one_weight_at_a_time():
@@ -198,7 +199,7 @@ def read_model(
             output_loading_info=True,
         )
     missing = sorted(info["missing_keys"])
-    if missing and config.pooling is None:
+    if missing and (config.pooling is None or config.pooling.score_tokens):
         raise ValueError(f"its files have no weights for {', '.join(missing[:3])}")
     whole: PreTrainedModel = model
     return whole

@@ -5,6 +5,7 @@ the checkpoint into the replaced modules. The pass after the loading ties layers
 """
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -35,6 +36,7 @@ from engine_server.modeling.loading.sharding import shard
 from engine_server.modeling.loading.trial import Trial, original_states
 from engine_server.modeling.loading.weights import (
     defer_tied,
+    keep_outputs,
     replace_embedding,
     replace_experts,
     replace_linears,
@@ -54,6 +56,8 @@ class LoadPlan:
     choices: Choices
     # Dense weights are rounded to this form; None: they stay dense.
     quantization: QuantizationConfig | None = None
+    # Tokens whose logits alone the head computes; empty: all.
+    score_tokens: Sequence[int] = ()
 
     @property
     def layout(self) -> WeightLayout:
@@ -77,6 +81,7 @@ def replace_modules(model: PreTrainedModel, plan: LoadPlan) -> list[PassReport]:
         replace_embedding(model),
         replace_experts(model, plan.layout, choices.experts, plan.batch_invariant),
         shard(model, plan.ranks),
+        keep_outputs(model, plan.score_tokens),
         round_weights(model, plan.quantization, plan.layout),
         fuse_routers(model, kernels.choose, choices.routers, plan.layout),
         fuse_projections(model),

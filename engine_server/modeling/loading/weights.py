@@ -1,13 +1,14 @@
 """The passes that give layers their weights: layers that receive them before the loading, and completion after it."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeGuard
 
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from engine_server.modeling.attention.interface import UnsupportedModelError
 from engine_server.modeling.formats.dense import as_parameter
 from engine_server.modeling.formats.quantized_tensor import QuantizedTensor, dense, format_of
 from engine_server.modeling.formats.tied import tied
@@ -74,6 +75,18 @@ def replace_experts(
     return tally.report()
 
 
+def keep_outputs(model: PreTrainedModel, tokens: Sequence[int]) -> PassReport:
+    """Make the head compute the logits of these tokens alone; of all without any."""
+    tally = Tally("answers of the head")
+    if tokens:
+        head: nn.Module | None = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        if not isinstance(head, Linear):
+            raise UnsupportedModelError(f"{type(model).__name__} has no linear head, which score tokens need")
+        head.keep(tokens)
+        tally.replaced(original_class(head), f"{len(tokens)} outputs")
+    return tally.report()
+
+
 def defer_tied(model: PreTrainedModel) -> PassReport:
     """Make layers that may be tied keep their whole weights until `settle`, so that transformers can tie them."""
     tally = Tally("tied weights kept until the end")
@@ -118,10 +131,10 @@ def dequantise_others(model: nn.Module) -> None:
 
 
 def tie(embedding: Embedding, linear: Linear) -> bool:
-    """Give both one format, unless this rank has different parts of their weight."""
+    """Give both one format, unless this rank has different parts of their weight, or the layer only some rows."""
     rows = embedding.format
     same = (embedding.sharding and embedding.sharding.cut) == (linear.sharding and linear.sharding.cut)
-    if rows is None or linear.bias is not None or linear.transposed or not same:
+    if rows is None or linear.bias is not None or linear.transposed or linear.kept is not None or not same:
         return False
     linear.format = embedding.format = tied(rows, linear.layout)
     return True

@@ -82,7 +82,5 @@ async def create_classification(
 
 
 def to_classification(model: LoadedModel, index: int, probs: list[float]) -> Classification:
-    pooling = model.engine.model_config.pooling
-    assert pooling is not None, "a model that classifies has pooling settings"
-    label = pooling.labels[max(range(len(probs)), key=probs.__getitem__)]
+    label = model.pooling.labels[max(range(len(probs)), key=probs.__getitem__)]
     return Classification(index, label, probs, len(probs))

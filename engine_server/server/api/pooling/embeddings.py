@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from fastapi import APIRouter, Request
 
-from engine_server.requests.pooling_params import PoolingParams
+from engine_server.contract.errors import ErrorCode
+from engine_server.requests.pooling_params import PoolingParams, prompt_before
 from engine_server.server.api import openapi
 from engine_server.server.api.deadline import deadline
 from engine_server.server.api.fields import only
@@ -17,14 +18,17 @@ from engine_server.server.api.generation_request import parse_request
 from engine_server.server.api.models import served_model
 from engine_server.server.api.openai_answer import PromptUsage, prompt_response
 from engine_server.server.api.pooling.encode import Batch, encode
+from engine_server.server.api.pooling.named_prompts import prompt_for
 from engine_server.server.api.pooling.prompts import input_prompts
 from engine_server.server.api.pooling.request import EncodingFormat, InputRequest
 from engine_server.server.api.pooling.vectors import encode_numbers
 from engine_server.server.api.tasks import needs_task
+from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
     from starlette.responses import Response
 
+    from engine_server.config import PoolingConfig
     from engine_server.server.engine_host import EngineHost
     from engine_server.server.loaded_model import LoadedModel
 
@@ -32,12 +36,29 @@ if TYPE_CHECKING:
 class VectorRequest(InputRequest):
     """The fields of requests for vectors."""
 
+    # One of the model's prompts, by its name or by the kind of input that it is for.
+    prompt_name: str | None = None
+    input_type: str | None = None
     encoding_format: EncodingFormat | None = None
     dimensions: int | None = None
     use_activation: bool | None = None
 
     embed_dtype: Annotated[Any, only("float32")] = None
     endianness: Annotated[Any, only("little", "native")] = None
+
+    def check_combinations(self) -> None:
+        super().check_combinations()
+        if self.prompt_name is not None and self.input_type is not None:
+            raise ApiError(400, "prompt_name and input_type exclude each other", param="input_type")
+        if self.prompt_name is not None and not isinstance((self.input or [None])[0], str):
+            message = "prompt_name is put before texts; the input is none"
+            raise ApiError(400, message, param="prompt_name", code=ErrorCode.INVALID_VALUE)
+
+    def prompt(self, pooling: PoolingConfig) -> str:
+        """Return the text that is put before each text. Raises ApiError or InvalidRequestError for an unknown one."""
+        if self.input_type is not None:
+            return prompt_for(pooling, self.input_type)
+        return prompt_before(pooling, self.prompt_name)
 
 
 class EmbeddingRequest(VectorRequest):
@@ -92,7 +113,7 @@ async def create_embeddings(
 ) -> Response:
     served, params = served_model(model, request.model, headers), request.pooling_params(headers)
     request_id, created = request.answer_id("embd-"), int(time.time())
-    prompts = await input_prompts(model, request)
+    prompts = await input_prompts(model, request, request.prompt(model.pooling))
     batch = Batch(request_id, prompts, params, request.context(model, headers, served))
     outputs = await encode(model.engine, batch)
     vectors = await encode_numbers(outputs, request.encoding_format or "float")

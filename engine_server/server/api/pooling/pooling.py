@@ -79,7 +79,7 @@ def routes(host: EngineHost) -> APIRouter:
 async def create_pooled(model: LoadedModel, request: PooledRequest, headers: Mapping[str, str]) -> Response:
     served, params = served_model(model, request.model, headers), request.pooling_params(headers)
     request_id, created = request.answer_id("pool-"), int(time.time())
-    prompts = await input_prompts(model, request)
+    prompts = await input_prompts(model, request, request.prompt(model.pooling))
     batch = Batch(request_id, prompts, params, request.context(model, headers, served))
     several = params.task == "encode" and len(prompts) > 1
     if several and (message := POOLED_TOKENS.exceeded(batch.num_tokens)):

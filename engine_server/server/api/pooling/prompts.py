@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine_server.contract.errors import ErrorCode
-from engine_server.engine.input.tokenizer import Truncation, encode_pairs, encode_texts
+from engine_server.engine.input import text_pairs
+from engine_server.engine.input.tokenizer import Truncation, encode_texts
 from engine_server.requests.prompts import TokensPrompt
 from engine_server.server.api.tokenizer import require_tokenizer
 from engine_server.server.generation.prompts import run_by_size, tokenize_chat
@@ -28,8 +29,11 @@ class NamedPrompt(NamedTuple):
         return len(self.prompt["prompt_token_ids"])
 
 
-async def input_prompts(model: LoadedModel, request: InputRequest) -> list[NamedPrompt]:
-    """Return the prompts of `input`, or the one of `messages`. Raises ApiError for one that is too long or empty."""
+async def input_prompts(model: LoadedModel, request: InputRequest, before: str = "") -> list[NamedPrompt]:
+    """Return the prompts of `input`, or the one of `messages`. Raises ApiError for one that is too long or empty.
+
+    before: text that is put before each text.
+    """
     truncation = request.truncation(model.max_model_len)
     if request.input is None:
         require_tokenizer(model)
@@ -37,7 +41,7 @@ async def input_prompts(model: LoadedModel, request: InputRequest) -> list[Named
         prompts = [NamedPrompt(tokens(truncate(chat["prompt_token_ids"], truncation)), "messages")]
     else:
         special = request.add_special_tokens is not False
-        token_ids = await input_tokens(model, request.input, "input", truncation, special)
+        token_ids = await input_tokens(model, request.input, "input", truncation, special, before)
         prompts = [NamedPrompt(tokens(ids), entry("input", token_ids, i)) for i, ids in enumerate(token_ids)]
     check_lengths(model, prompts)
     return prompts
@@ -49,12 +53,15 @@ async def input_tokens(
     field: str,
     truncation: Truncation,
     add_special_tokens: bool = True,
+    before: str = "",
 ) -> list[list[int]]:
     """Return the token ids of texts, or the given token ids, truncated. field: the field of the inputs.
 
+    before: text that is put before each text.
+
     Raises ApiError for a text that is too long by its number of characters, without tokenizing it.
     """
-    texts = [one for one in inputs if isinstance(one, str)]
+    texts = [before + one for one in inputs if isinstance(one, str)]
     if not texts:
         return [truncate(one, truncation) for one in inputs if isinstance(one, list)]
     tokenizer = require_tokenizer(model)
@@ -69,12 +76,18 @@ async def input_tokens(
 
 
 async def pair_prompts(
-    model: LoadedModel, pairs: Sequence[tuple[str, str]], truncation: Truncation, field: str
+    model: LoadedModel,
+    pairs: Sequence[tuple[str, str]],
+    truncation: Truncation,
+    field: str,
+    instruction: str | None = None,
 ) -> list[NamedPrompt]:
     """Return a prompt for each pair of texts. field: the field of the second texts."""
-    tokenizer = require_tokenizer(model)
+    tokenizer, pooling = require_tokenizer(model), model.pooling
     size = sum(len(first) + len(second) for first, second in pairs)
-    encoded = await run_by_size(size, lambda: encode_pairs(tokenizer, pairs, truncation))
+    encoded = await run_by_size(
+        size, lambda: text_pairs.pair_prompts(tokenizer, pooling, pairs, truncation, instruction)
+    )
     prompts = [NamedPrompt(prompt, entry(field, encoded, index)) for index, prompt in enumerate(encoded)]
     check_lengths(model, prompts)
     return prompts

@@ -63,6 +63,8 @@ class ScoringRequest(PoolingRequest):
     """The fields of both."""
 
     use_activation: bool | None = None
+    # For a model whose template takes one.
+    instruction: str | None = None
     max_tokens_per_query: Limit = None
     max_tokens_per_doc: Limit = None
 
@@ -201,6 +203,7 @@ async def create_scores(model: LoadedModel, request: ScoreRequest, headers: Mapp
         request.use_activation,
         deadline(request.timeout, headers),
         request.context(model, headers, served),
+        request.instruction,
     )
     scores = await score(model, scoring)
     data = [Score(index, value) for index, value in enumerate(scores.values)]
@@ -219,6 +222,7 @@ async def create_ranking(model: LoadedModel, request: RerankRequest, headers: Ma
         request.use_activation,
         deadline(request.timeout, headers),
         request.context(model, headers, served),
+        request.instruction,
     )
     scores = await score(model, scoring)
     results = rank(scores, documents, request)

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.pooling_params import PoolingParams
 from engine_server.server.api.pooling.encode import Batch, encode
+from engine_server.server.api.pooling.named_prompts import prompt_for
 from engine_server.server.api.pooling.prompts import (
     NamedPrompt,
     check_lengths,
@@ -39,6 +41,8 @@ class Scoring:
     use_activation: bool | None
     timeout: float | None
     context: RequestContext
+    # What makes a match; None: the model's default.
+    instruction: str | None
 
     def batch(self, prompts: Sequence[NamedPrompt], task: PoolingTask) -> Batch:
         params = PoolingParams(task=task, use_activation=self.use_activation, timeout=self.timeout)
@@ -60,19 +64,22 @@ async def cross_scores(model: LoadedModel, scoring: Scoring) -> Scores:
     """Let a cross-encoder read both texts of a pair together."""
     first = scoring.first * (len(scoring.second) if len(scoring.first) == 1 else 1)
     pairs = list(zip(first, scoring.second, strict=True))
-    batch = scoring.batch(await pair_prompts(model, pairs, scoring.truncation, scoring.fields[1]), "score")
+    prompts = await pair_prompts(model, pairs, scoring.truncation, scoring.fields[1], scoring.instruction)
+    batch = scoring.batch(prompts, "score")
     outputs = await encode(model.engine, batch)
     return Scores([output.outputs.score for output in outputs], batch.num_tokens)
 
 
 async def cosines(model: LoadedModel, scoring: Scoring) -> Scores:
     """Embed each text alone, and compare the vectors."""
+    if scoring.instruction is not None:
+        raise InvalidRequestError("instruction is set; a model of embeddings takes none", "instruction")
     limit = scoring.truncation
+    of_second = limit._replace(longest_first=limit.longest_second)
+    query, document = (prompt_for(model.pooling, kind) for kind in ("query", "document"))
     prompts = [
-        *await text_prompts(model, scoring.first, scoring.fields[0], limit),
-        *await text_prompts(
-            model, scoring.second, scoring.fields[1], limit._replace(longest_first=limit.longest_second)
-        ),
+        *await text_prompts(model, scoring.first, scoring.fields[0], limit, query),
+        *await text_prompts(model, scoring.second, scoring.fields[1], of_second, document),
     ]
     check_lengths(model, prompts)
     batch = scoring.batch(prompts, "embed")
@@ -84,7 +91,7 @@ async def cosines(model: LoadedModel, scoring: Scoring) -> Scores:
 
 
 async def text_prompts(
-    model: LoadedModel, texts: list[str], field: str, truncation: Truncation
+    model: LoadedModel, texts: list[str], field: str, truncation: Truncation, before: str
 ) -> list[NamedPrompt]:
-    token_ids = await input_tokens(model, texts, field, truncation)
+    token_ids = await input_tokens(model, texts, field, truncation, before=before)
     return [NamedPrompt(tokens(ids), entry(field, texts, index)) for index, ids in enumerate(token_ids)]
