@@ -5,12 +5,16 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from compat.exchange import content_of
 from compat.sample import MANIFEST, SETTINGS, UID, observe, planned
 from llm_operator.api.spec import parse
 from llm_operator.observed import ChildKey, Manifest, workload_key
 from llm_operator.plan.plan import Plan, plan
+from llm_operator.plan.pod.adapters import of_other_models
 from llm_operator.plan.pod.template import typed
+
+from engine_server.contract.adapters import WantedAdapters
 
 RECORDINGS = Path(__file__).parent / "0.2.0" / "recordings"
 WORKLOAD = workload_key("llama")
@@ -56,6 +60,27 @@ def test_an_upgrade_keeps_the_template_and_the_files_that_it_mounts() -> None:
     assert goal.apply[WORKLOAD]["spec"]["template"] == workload_of(children)["spec"]["template"]
     assert goal.apply[FILES_OF_0_2_0]["data"] == files["data"]
     assert goal.delete == ()
+    # By which 0.2.0 finds the template after a rollback.
+    before, after = (
+        each["metadata"]["annotations"] for each in (workload_of(children), goal.apply[WORKLOAD])
+    )
+    assert all(after[name] == before[name] for name in ("fairlead.dev/spec-hash", "fairlead.dev/record-hash"))
+
+
+def test_an_upgrade_names_the_model_of_a_list_and_sends_it_to_engines_of_0_2_0() -> None:
+    children = children_of_0_2_0()
+    workload = workload_of(children)
+    pod = {"metadata": {"name": "llama-engine-1", "ownerReferences": [{"uid": "rs-1"}]}}
+
+    goal = upgraded(MANIFEST, children)
+
+    content = goal.apply[ChildKey("v1", "ConfigMap", "llama-adapters")]["data"]["adapters.json"]
+    wanted = msgspec.json.decode(content, type=WantedAdapters)
+    observed = observe(MANIFEST, children, pods=(pod,), replica_sets=(replica_set(workload, 1),))
+    assert wanted.model == MANIFEST["spec"]["model"]["uri"]
+    assert goal.apply[WORKLOAD]["spec"]["template"] == workload["spec"]["template"]
+    assert of_other_models(wanted, observed) == set()
+    assert of_other_models(WantedAdapters([], "hf://org/other"), observed) == {"llama-engine-1"}
 
 
 def test_another_content_after_an_upgrade_leaves_the_files_of_running_replicas_as_they_are() -> None:

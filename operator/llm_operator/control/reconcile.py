@@ -33,8 +33,9 @@ from llm_operator.observed import ChildKey, KeyHashes, Manifest, Observed, Probl
 from llm_operator.plan.decide import Decision, decide
 from llm_operator.plan.deletion_cost import is_scale_down
 from llm_operator.plan.ownership import field_manager, owned_by, owned_pods
+from llm_operator.plan.pod.adapters import of_other_models
 from llm_operator.settings import Settings
-from llm_operator.status.adapters import of_other_models, ready_replicas
+from llm_operator.status.adapters import ready_replicas
 from llm_operator.status.assess import assess
 from llm_operator.status.messages import presentable
 from llm_operator.status.start import replica_to_ask

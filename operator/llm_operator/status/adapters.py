@@ -3,15 +3,12 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from engine_server.contract.adapters import AdapterState, WantedAdapter, WantedAdapters
+from engine_server.contract.adapters import AdapterState, WantedAdapter
 from engine_server.contract.labels import ENGINE_CONTAINER
 from engine_server.contract.reasons import Reason
 from llm_operator.api.spec import LLMDeploymentSpec
 from llm_operator.api.status import ServedAdapter
 from llm_operator.observed import Observed, PodAdapters, Problem, Replica
-from llm_operator.plan.ownership import owned_pods
-from llm_operator.plan.pod.template import typed
-from llm_operator.plan.pod.template_record import read
 from llm_operator.status.conditions import Verdict
 from llm_operator.status.messages import presentable
 from llm_operator.status.problems import condition, statuses
@@ -48,16 +45,6 @@ def _ready_replicas(observed: Observed) -> Iterator[Replica]:
         started_at = engine.get("state", {}).get("running", {}).get("startedAt")
         if address and is_ready and started_at and "deletionTimestamp" not in pod["metadata"]:
             yield Replica(pod["metadata"]["name"], started_at, address)
-
-
-def of_other_models(wanted: WantedAdapters, observed: Observed) -> set[str]:
-    """Return the names of the pods that serve another model than the one that a list of adapters is for."""
-    others = set()
-    for replica_set in observed.replica_sets:
-        record = read(replica_set["metadata"].get("annotations", {}))
-        if record is not None and not wanted.is_for(typed(record.template).model):
-            others |= {pod["metadata"]["name"] for pod in owned_pods(observed.pods, [replica_set])}
-    return others
 
 
 def served_adapters(spec: LLMDeploymentSpec | None, observed: Observed) -> tuple[ServedAdapter, ...] | None:

@@ -1,23 +1,15 @@
 """Adapters in the status: the pods that serve each, and the condition AdaptersReady."""
 
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 from llm_operator.api.spec import parse
 from llm_operator.api.status import ServedAdapter
 from llm_operator.observed import Observed, PodAdapters, Replica, adapters_key
-from llm_operator.plan.pod.template_record import TemplateRecord
-from llm_operator.status.adapters import adapters_ready, of_other_models, served_adapters
+from llm_operator.status.adapters import adapters_ready, served_adapters
 from llm_operator.status.assess import assess
 
-from engine_server.contract.adapters import (
-    MODEL_VARIABLE,
-    AdapterState,
-    DeploymentAdapter,
-    WantedAdapter,
-    WantedAdapters,
-)
+from engine_server.contract.adapters import AdapterState, DeploymentAdapter, WantedAdapter, WantedAdapters
 
 NAME = "smollm2"
 STARTED = "2026-01-01T00:00:00Z"
@@ -169,31 +161,3 @@ def test_a_failure_names_the_uri_of_the_spec(manifest: Any) -> None:
 
     assert verdict is not None
     assert verdict.message == "the adapter x: pvc://claim/x: no folder at pvc://claim/x"
-
-
-def replica_set(name: str, **template: Any) -> dict[str, Any]:
-    """Return a ReplicaSet of the pods that it owns, with the record of their template."""
-    record = TemplateRecord({"spec": template}, "v2-1")
-    return {"metadata": {"name": name, "uid": f"uid of {name}", "annotations": record.annotations()}}
-
-
-def test_replicas_of_another_model_are_known_by_their_template() -> None:
-    named = {"name": "engine", "env": [{"name": MODEL_VARIABLE, "value": "hf://org/old"}]}
-    present = {"name": "engine", "env": [{"name": MODEL_VARIABLE, "value": "hf://org/new"}]}
-    # Of 0.2.0: the container that fetches has the URI, and a template with a claim does not.
-    fetching = {"name": "model", "args": ["fetch", "hf://org/old", "--to", "/models/model"]}
-    sets = (
-        replica_set("a1", containers=[named]),
-        replica_set("b2", containers=[present]),
-        replica_set("c3", containers=[{"name": "engine"}], initContainers=[fetching]),
-        replica_set("d4", containers=[{"name": "engine"}]),
-    )
-    pods = tuple(
-        pod(each["metadata"]["name"], ownerReferences=[{"uid": each["metadata"]["uid"]}])  # type: ignore[arg-type]
-        for each in sets
-    )
-    state = replace(observed({}, pods=pods), replica_sets=sets)
-
-    assert of_other_models(WantedAdapters([], "hf://org/new"), state) == {"a1", "c3"}
-    # Of 0.2.0, which names no model.
-    assert of_other_models(WantedAdapters([]), state) == set()

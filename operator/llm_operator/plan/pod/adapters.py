@@ -14,7 +14,9 @@ from engine_server.contract.adapters import (
 from engine_server.contract.model_uri import VolumeClaim, parse
 from llm_operator.api.spec import LLMDeployment
 from llm_operator.observed import ADAPTERS_ENTRY, Manifest, Observed, adapters_key
-from llm_operator.plan.ownership import child
+from llm_operator.plan.ownership import child, owned_pods
+from llm_operator.plan.pod.template import typed
+from llm_operator.plan.pod.template_record import read
 from llm_operator.plan.pod.volumes import Source, Volume, mounts
 from llm_operator.settings import Settings
 
@@ -65,3 +67,13 @@ def claim(origin: Source) -> Iterator[Volume]:
     for volume in origin.volumes:
         if "persistentVolumeClaim" in volume.content:
             yield volume._replace(mount={"mountPath": CLAIM_FOLDER, "readOnly": True})
+
+
+def of_other_models(wanted: WantedAdapters, observed: Observed) -> set[str]:
+    """Return the names of the pods that serve another model than the one that a list of adapters is for."""
+    others = set()
+    for replica_set in observed.replica_sets:
+        record = read(replica_set["metadata"].get("annotations", {}))
+        if record is not None and not wanted.is_for(typed(record.template).model):
+            others |= {pod["metadata"]["name"] for pod in owned_pods(observed.pods, [replica_set])}
+    return others

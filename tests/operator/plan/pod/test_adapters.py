@@ -10,6 +10,8 @@ from llm_operator.api.spec_hash import spec_hash
 from llm_operator.observed import KeyHashes, Observed
 from llm_operator.plan.decide import decide
 from llm_operator.plan.plan import plan
+from llm_operator.plan.pod.adapters import of_other_models
+from llm_operator.plan.pod.template_record import TemplateRecord
 from llm_operator.settings import Settings
 
 from engine_server.contract.adapters import MODEL_VARIABLE, WantedAdapters
@@ -152,3 +154,36 @@ def test_the_list_in_force_is_the_one_that_was_applied(planned: Any, manifest: A
 
     assert in_force is not None and in_force.by_name() == {"french": "hf://org/french"}
     assert Observed(subject=subject).adapters_in_force is None
+
+
+def replica_set(name: str, **template: Any) -> dict[str, Any]:
+    """Return a ReplicaSet of the pods that it owns, with the record of their template."""
+    record = TemplateRecord({"spec": template}, "v2-1")
+    return {"metadata": {"name": name, "uid": f"uid of {name}", "annotations": record.annotations()}}
+
+
+def test_replicas_of_another_model_are_known_by_their_template() -> None:
+    named = {"name": "engine", "env": [{"name": MODEL_VARIABLE, "value": "hf://org/old"}]}
+    present = {"name": "engine", "env": [{"name": MODEL_VARIABLE, "value": "hf://org/new"}]}
+    # Of 0.2.0: the container that fetches has the URI, and a template with a claim does not.
+    fetching = {"name": "model", "args": ["fetch", "hf://org/old", "--to", "/models/model"]}
+    sets = (
+        replica_set("a1", containers=[named]),
+        replica_set("b2", containers=[present]),
+        replica_set("c3", containers=[{"name": "engine"}], initContainers=[fetching]),
+        replica_set("d4", containers=[{"name": "engine"}]),
+    )
+    pods = tuple(
+        {
+            "metadata": {
+                "name": each["metadata"]["name"],
+                "ownerReferences": [{"uid": each["metadata"]["uid"]}],
+            }
+        }
+        for each in sets
+    )
+    state = Observed(pods=pods, replica_sets=sets)
+
+    assert of_other_models(WantedAdapters([], "hf://org/new"), state) == {"a1", "c3"}
+    # Of 0.2.0, which names no model.
+    assert of_other_models(WantedAdapters([]), state) == set()
