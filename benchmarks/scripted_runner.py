@@ -60,7 +60,7 @@ class ScriptedRunner:
         )
         self.staging = Staging(scheduling.max_num_batched_tokens, rows, self.table.ids.shape, self.platform)
         self.memory = MemoryLedger(self.platform)
-        self.loaded = SimpleNamespace(rope=None)
+        self.loaded = SimpleNamespace(rope=None, generates=True)
         self.caches: list[Tensor] = []
         self.batch_invariant, self.kernels, self.overlapped = False, "", True
         pipeline = LogitsPipeline([], self.platform)

@@ -97,6 +97,6 @@ def record(answer: Answer, api: Api, event: dict[str, Any]) -> None:
         answer.arrivals.append(time.perf_counter())
     answer.text += text
     if usage := event.get("usage"):
-        answer.prompt_tokens = usage["prompt_tokens"]
-        answer.output_tokens = usage["completion_tokens"]
+        answer.prompt_tokens = usage.get("prompt_tokens") or 0
+        answer.output_tokens = usage.get("completion_tokens") or 0
         answer.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0

@@ -24,6 +24,7 @@ JSON_COMMAS = Bound("commas in the body", 1 << 22)
 PROMPTS = Bound("prompts", 1024)
 MESSAGES = Bound("messages", 4096)
 TOOLS = Bound("tools", 512)
+CONTEXT_EDITS = Bound("edits of the context", 4)
 TOOL_BYTES = Bound("bytes in the definitions of all tools", 1 << 19)
 
 STOP_STRINGS = Bound("stop strings", 16)
@@ -40,6 +41,7 @@ PROMPT_LOGPROBS = Bound("log-probabilities of prompts (prompt tokens x (prompt_l
 TOKEN_RULES = Bound("token rules (choices x entries of the lists of tokens and words)", 1 << 20)
 
 POOLED_TOKENS = Bound("tokens in all inputs of a request for the states of each", 1 << 15)
+PAIR_CHARACTERS = Bound("characters in all pairs of texts, each with its query and instruction", 1 << 25)
 TOKENIZED_CHARACTERS = Bound("characters in a prompt to tokenize", 1 << 22)
 DETOKENIZED_TOKENS = Bound("tokens to convert to text", 1 << 18)
 
@@ -50,8 +52,8 @@ GRAMMAR_BYTES = Bound("bytes of grammars (choices x bytes)", 1 << 24)
 BOUNDS = (
     JSON_BRACKETS, JSON_COMMAS, PROMPTS, MESSAGES, TOOLS, TOOL_BYTES, STOP_STRINGS, STOP_STRING_CHARACTERS,
     STOP_TOKENS, BAD_WORDS, BAD_WORD_CHARACTERS, ALLOWED_TOKENS, BIASED_TOKENS, CHOICES, OUTPUT_LOGPROBS,
-    PROMPT_LOGPROBS, TOKEN_RULES, POOLED_TOKENS, TOKENIZED_CHARACTERS, DETOKENIZED_TOKENS, SCHEMA_BYTES, SCHEMA_DEPTH,
-    GRAMMAR_BYTES,
+    PROMPT_LOGPROBS, TOKEN_RULES, POOLED_TOKENS, PAIR_CHARACTERS, TOKENIZED_CHARACTERS, DETOKENIZED_TOKENS,
+    SCHEMA_BYTES, SCHEMA_DEPTH, GRAMMAR_BYTES, CONTEXT_EDITS,
 )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from engine_server.config import DenseModule
 from engine_server.contract.continuation import DIGEST_LENGTH, RENDERING
 
 if TYPE_CHECKING:
-    from engine_server.config import EngineConfig, PoolingConfig
+    from engine_server.config import EngineConfig, ModelConfig, PoolingConfig
     from engine_server.server.parsers.model_format import ModelFormat
     from engine_server.server.settings import ApiSettings
 
@@ -69,7 +69,10 @@ def fingerprint(config: EngineConfig, chat_template: object) -> str:
 
 
 def stream_settings(
-    settings: ApiSettings, sampling_defaults: Mapping[str, Any], format: ModelFormat | None
+    config: ModelConfig,
+    settings: ApiSettings,
+    sampling_defaults: Mapping[str, Any],
+    format: ModelFormat | None,
 ) -> str:
     """Return the hash of all settings on which a stream of one model depends besides its request.
 
@@ -79,6 +82,8 @@ def stream_settings(
     covered: dict[str, object] = {
         "rendering": RENDERING,
         "sampling_defaults": sampling_defaults,
+        "eos_token_ids": config.eos_token_ids,
+        "logprobs_mode": config.logprobs_mode,
         "default_chat_template_kwargs": settings.default_chat_template_kwargs or {},
         "cached_tokens": settings.enable_prompt_tokens_details,
         "include_usage": settings.enable_force_include_usage,
@@ -93,7 +98,7 @@ def stream_settings(
             "text_arguments": format.text_arguments,
             "object_arguments": format.object_arguments,
         }
-    encoded = msgspec.json.encode(covered, enc_hook=repr, order="sorted")
+    encoded = msgspec.json.encode(covered, order="sorted")
     return hashlib.sha256(encoded).hexdigest()[:DIGEST_LENGTH]
 
 

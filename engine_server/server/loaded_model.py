@@ -97,7 +97,7 @@ def loaded_model(engine: AsyncLLMEngine, settings: ApiSettings, template: str | 
         tasks=config.supported_tasks,
         sampling_defaults=sampling_defaults,
         fingerprint=fingerprint(engine.config, getattr(tokenizer, "chat_template", None)),
-        stream_settings=stream_settings(settings, sampling_defaults, format),
+        stream_settings=stream_settings(config, settings, sampling_defaults, format),
         tokenizer=tokenizer,
         format=format,
         traces=engine.config.observability_config.otlp_traces_endpoint is not None,

@@ -168,13 +168,26 @@ class Observed:
 
     @property
     def adapters_in_force(self) -> WantedAdapters | None:
-        """The adapters that the engines should serve, as they were applied last; None if engines serve none."""
+        """The adapters that the engines should serve, as they were applied last; None if engines serve none.
+
+        The list outlives its adapters while former replicas mount it.
+        """
+        if not self._mounts(adapters_key(self.key.name)):
+            return None
         content = self.children.get(adapters_key(self.key.name), {}).get("data", {}).get(ADAPTERS_ENTRY)
         try:
             return None if content is None else msgspec.json.decode(content, type=WantedAdapters)
         except msgspec.MsgspecError:
             # Changed by hand; the operator reverts that unless it is paused.
             return None
+
+    def _mounts(self, config_map: ChildKey) -> bool:
+        """Return True if the Deployment's template has a volume of a ConfigMap, or there is no Deployment yet."""
+        template = self.workload(self.key.name).get("spec", {}).get("template")
+        if template is None:
+            return True
+        volumes = template.get("spec", {}).get("volumes") or ()
+        return any((volume.get("configMap") or {}).get("name") == config_map.name for volume in volumes)
 
     def workload(self, name: str) -> Manifest:
         """Return the Deployment with the engines, empty if there is none."""

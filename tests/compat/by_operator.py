@@ -99,7 +99,7 @@ def read_child(content: bytes) -> dict[str, Any]:
         observed = observe(MANIFEST, [existing])
         recorded, kept = (
             read(existing["metadata"]["annotations"]),
-            template_in_force(DEPLOYMENT, observed, SETTINGS),
+            template_in_force(DEPLOYMENT, observed),
         )
         found["template is kept"] = kept is not None and kept.template == existing["spec"]["template"]
         found["rolled at"] = recorded and recorded.rolled_at

@@ -90,11 +90,13 @@ def test_another_content_after_an_upgrade_leaves_the_files_of_running_replicas_a
     after = [*rolled.apply.values(), *(child for child in children if child["kind"] == "ConfigMap")]
 
     during = upgraded(with_file("other"), after, replica_sets=(replica_set(before, 1),))
-    afterwards = upgraded(with_file("other"), after, replica_sets=(replica_set(before, 0),))
+    retained = upgraded(with_file("other"), after, replica_sets=(replica_set(before, 0),))
+    afterwards = upgraded(with_file("other"), after)
 
     assert rolled.apply[WORKLOAD]["spec"]["template"] != before["spec"]["template"]
     assert FILES_OF_0_2_0 not in rolled.apply.keys() | during.apply.keys()
-    assert (rolled.delete, during.delete, afterwards.delete) == ((), (), (FILES_OF_0_2_0,))
+    assert (rolled.delete, during.delete, retained.delete) == ((), (), ())
+    assert afterwards.delete == (FILES_OF_0_2_0,)
 
 
 def test_a_spec_that_is_reverted_to_a_template_of_0_2_0_gets_files_of_its_own() -> None:

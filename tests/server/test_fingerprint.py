@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,7 +19,6 @@ from engine_server.server.fingerprint import (
     SAMPLE_BYTES,
     SAMPLES,
     fingerprint,
-    stream_settings,
 )
 from engine_server.server.parsers.model_format import ModelFormat
 from engine_server.server.settings import ApiSettings
@@ -69,9 +69,17 @@ def format_of(**changed: Any) -> ModelFormat:
     return ModelFormat("hermes", None, None, short_call_ids=False, **changed)
 
 
-def test_settings_that_change_streams_change_their_hash_and_no_others_do() -> None:
+def test_settings_that_change_streams_change_their_hash_and_no_others_do(model: Path) -> None:
+    config = EngineArgs(model=str(model)).create_engine_config().model_config
+    stream_settings = partial(fingerprint_module.stream_settings, config)
     base = stream_settings(ApiSettings(), SAMPLING, format_of())
     others = [
+        fingerprint_module.stream_settings(
+            replace(config, logprobs_mode="processed_logprobs"), ApiSettings(), SAMPLING, format_of()
+        ),
+        fingerprint_module.stream_settings(
+            replace(config, eos_token_ids=[7]), ApiSettings(), SAMPLING, format_of()
+        ),
         stream_settings(ApiSettings(), {"temperature": 0.7}, format_of()),
         stream_settings(
             ApiSettings(default_chat_template_kwargs={"enable_thinking": False}), SAMPLING, format_of()

@@ -27,6 +27,7 @@ class Engine:
 class Model:
     engine = Engine()
     fingerprint = "model"
+    stream_settings = "settings"
 
 
 class Host:

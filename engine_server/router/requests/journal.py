@@ -34,7 +34,6 @@ class StreamState(msgspec.Struct, frozen=True):
     resumable: bool
     # Empty if it has none.
     fingerprint: bytes
-    settings: bytes = b""
 
 
 class Journal(msgspec.Struct):
@@ -79,7 +78,7 @@ class Journal(msgspec.Struct):
         """The state of the stream, after the engine that sent it has failed."""
         known = bool(self.fingerprint) or not self.begun
         resumable = self.complete and self.resumes < MAX_RESUMES and known
-        return StreamState(self.begun, resumable, self.fingerprint, self.settings)
+        return StreamState(self.begun, resumable, self.fingerprint)
 
     @property
     def terms(self) -> StreamTerms:

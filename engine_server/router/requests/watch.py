@@ -95,7 +95,9 @@ class Watch:
         self._swept_at = now
         silent: defaultdict[Endpoint, list[Relay]] = defaultdict(list)
         for relay in [*self.open]:
-            if relay.events is not None and relay.connection is not None:
+            journal = relay.lifecycle.journal
+            is_continuable = journal is not None and journal.begun and journal.complete
+            if is_continuable and relay.events is not None and relay.connection is not None:
                 relay.connection.detect_loss_early()
             source = relay.exchange.source
             paused = source is not None and not source.is_reading()  # the client reads slowly
@@ -140,7 +142,8 @@ class Watch:
         """Probe an endpoint until cancelled."""
         while True:
             sent = self._swept_at
-            probes.record(sent, await probe(endpoint.address, self._times.probe_timeout, endpoint.ready_path))
+            # Any status is a sign of life; a path of readiness of another make may wait for the model.
+            probes.record(sent, await probe(endpoint.address, self._times.probe_timeout))
             await asyncio.sleep(self._times.probe_interval)
 
     def _break(self, relays: Sequence[Relay], reason: str) -> None:

@@ -56,8 +56,7 @@ class Cause(StrEnum):
 
 
 class Health:
-    """Which of the known endpoints are live. One that is ejected is probed until its path of
-    readiness answers 200.
+    """Which of the known endpoints are live. One that is ejected is probed until its path of readiness answers 200.
 
     An ejection is certain if the endpoint cannot be connected to or said itself that it takes no requests. All others
     are suspicions: they never eject more than half of a deployment's endpoints, since the cause may lie elsewhere.
@@ -179,7 +178,10 @@ def jittered(interval: float) -> float:
 
 
 async def probe(address: EngineAddress, seconds: float, path: str = READY_PATH) -> int | None:
-    """Return the status of a GET of the path of readiness, or None if there is no HTTP answer in so many seconds."""
+    """Return the status of a GET of the path of readiness, or None if there is no HTTP answer in so many seconds.
+
+    0: the connection is refused. The machine is there, and has closed the connections of a process that has ended.
+    """
     writer = None
     try:
         async with asyncio.timeout(seconds):
@@ -187,6 +189,8 @@ async def probe(address: EngineAddress, seconds: float, path: str = READY_PATH) 
             writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
             version, status, *_ = (await reader.readline()).split(b" ")
             return int(status) if version.startswith(b"HTTP/") else None
+    except ConnectionRefusedError:
+        return 0
     except (OSError, ValueError):
         return None
     finally:

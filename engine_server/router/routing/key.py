@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import astuple
 
+from engine_server.contract.ranges import Seconds
 from engine_server.router import errors
 
 MAX_UTF8_BYTES = 4
@@ -135,7 +136,7 @@ parts_decoder = msgspec.json.Decoder(FirstParts)
 first_decoder = msgspec.json.Decoder(First)
 metadata_decoder = msgspec.json.Decoder(Metadata)
 string_decoder = msgspec.json.Decoder(str)
-number_decoder = msgspec.json.Decoder(float)
+seconds_decoder = msgspec.json.Decoder(Seconds)
 
 
 def read_key(
@@ -190,11 +191,10 @@ def model_name(field: Raw) -> str:
 
 
 def timeout_seconds(field: Raw) -> float:
-    """Return the value of the field `timeout`, or inf if it is no number over 0, which engines refuse."""
+    """Return the value of the field `timeout`, or inf if it is none: engines refuse what is no number over 0."""
     if not 0 < len(field) <= MAX_NUMBER_BYTES:
         return inf
-    seconds = decode_or_none(number_decoder, field)
-    return seconds if seconds is not None and seconds > 0.0 else inf
+    return decode_or_none(seconds_decoder, field) or inf
 
 
 def session_name(body: Fields, fields: Mapping[bytes, bytes]) -> str:

@@ -197,7 +197,7 @@ def num_characters(value: object) -> int:
     if isinstance(value, str):
         return len(value)
     if isinstance(value, Mapping):
-        return ITEM_OVERHEAD + sum(num_characters(item) for item in value.values())
+        return ITEM_OVERHEAD + sum(len(str(key)) + num_characters(item) for key, item in value.items())
     if isinstance(value, list):
         return ITEM_OVERHEAD + sum(num_characters(item) for item in value)
     return 1

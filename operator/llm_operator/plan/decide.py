@@ -39,7 +39,7 @@ def decide(observed: Observed, settings: Settings) -> Decision:
     if observed.is_paused:
         return Decision(deployment.spec, NOTHING)
     if refusal := obstacle(goal, deployment, observed):
-        return Decision(deployment.spec, NOTHING, refusal)
+        return Decision(deployment.spec, plan_refused(observed, settings), refusal)
     return Decision(deployment.spec, goal)
 
 

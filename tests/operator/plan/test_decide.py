@@ -92,6 +92,19 @@ def test_nothing_is_applied_while_an_object_has_the_name_of_a_child(
     assert decision.may_succeed_later
 
 
+def test_disabled_keys_reach_the_engines_beside_an_object_with_the_name_of_a_child(
+    planned: Any, manifest: Any
+) -> None:
+    given = observed(manifest()).subject
+    with_keys = planned(given, settings=replace(SETTINGS, engine_keys=True))
+    children = with_keys.observed.children | {SERVICE: existing(labels={}, ownerReferences=[])}
+
+    decision = decide(Observed(subject=given, children=children), SETTINGS)
+
+    assert decision.refusal is not None and decision.refusal.reason == "ChildExists"
+    assert decision.plan.apply == {WORKLOAD: planned(given).child("Deployment")}
+
+
 @pytest.mark.parametrize(
     "metadata",
     [

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from llm_operator.observed import ChildKey, KeyHashes, Observed, workload_key
+from llm_operator.plan.pod.template import typed
 from llm_operator.settings import Settings
 
 CACHED = {"uri": "hf://org/name", "cache": {"size": "10Gi"}}
@@ -42,15 +43,39 @@ def test_files_that_running_replicas_mount_outlive_a_spec_without_them(planned: 
     plans = [
         planned(
             without,
-            Observed(children=children, replica_sets=(replica_set(first.child("Deployment"), *counts),)),
+            Observed(children=children, replica_sets=replica_sets),
         ).goal
-        for counts in ((1, 1), (0, 1), (0, 0))
+        for replica_sets in (
+            *((replica_set(first.child("Deployment"), *counts),) for counts in ((1, 1), (0, 1), (0, 0))),
+            (),
+        )
     ]
 
     # The Deployment itself still has the first template then.
     assert rolling.goal.delete == ()
-    assert [plan.delete for plan in plans] == [(), (), (key,)]
+    # A rollback returns to the template of a ReplicaSet that Kubernetes retains without replicas.
+    assert [plan.delete for plan in plans] == [(), (), (), (key,)]
     assert all(key not in plan.apply for plan in plans)
+
+
+def test_config_maps_stay_while_former_replicas_are_counted_whose_replica_set_is_not_known(
+    planned: Any, manifest: Any
+) -> None:
+    first = planned(with_uid(manifest(engine=FILES)))
+    (name,) = config_maps(first)
+    key = ChildKey("v1", "ConfigMap", name)
+    without = with_uid(manifest(engine={"image": "no-such-image"}))
+    children = {**planned(without, first.observed).observed.children, key: first.goal.apply[key]}
+    rolling = children[DEPLOYMENT] | {"status": {"replicas": 2, "updatedReplicas": 1}}
+
+    assert planned(without, Observed(children=children | {DEPLOYMENT: rolling})).goal.delete == ()
+    assert planned(without, Observed(children=children)).goal.delete == (key,)
+
+
+def test_volumes_without_sources_hide_no_config_map(planned: Any, manifest: Any) -> None:
+    """As the API server writes them."""
+    volumes = [{"name": "empty", "projected": {"sources": None}}, {"name": "a", "configMap": {"name": "b"}}]
+    assert typed({"spec": {"volumes": volumes}}).config_maps == {"b"}
 
 
 def test_a_download_deletes_no_config_map_that_the_engines_in_force_mount(

@@ -205,4 +205,4 @@ async def test_a_probe_distinguishes_an_answer_from_none(start_engine):
     mute.mute = True
     await gone.stop()
     statuses = [await probe(Address.parse(engine.url), 0.1) for engine in (ready, unready, mute, gone)]
-    assert statuses == [200, 503, None, None]
+    assert statuses == [200, 503, None, 0]

@@ -130,7 +130,7 @@ def test_batch_names_the_conversation(scripted: LocalServer) -> None:
     assert (answer.status, answer.error["param"]) == (400, "messages.1.0.content.0")
 
 
-def test_tokenized_conversation_has_no_media(scripted: LocalServer) -> None:
-    turns = [user(CHAT, PICTURES[CHAT]), ANSWER, user(CHAT, "And now?")]
+def test_tokenized_conversation_has_no_media_in_its_newest_turn(scripted: LocalServer) -> None:
+    turns = [user(CHAT, "A picture."), ANSWER, user(CHAT, PICTURES[CHAT])]
     answer = scripted.post("/tokenize", {"model": "smollm2", "messages": turns})
-    assert (answer.status, answer.error["param"]) == (400, "messages.0.content.0")
+    assert (answer.status, answer.error["param"]) == (400, "messages.2.content.0")

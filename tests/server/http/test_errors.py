@@ -63,7 +63,6 @@ def user(content: Any) -> dict[str, Any]:
         # known, and not supported
         (COMPLETIONS, {"suffix": "end"}, "suffix"),
         (CHAT, {"response_format": {"type": "xml"}}, "response_format"),
-        (CHAT, {"tools": [{"type": "web_search"}]}, "tools.0.type"),
         (CHAT, {"tool_choice": "required"}, "tool_choice"),
         (CHAT, {"messages": []}, "messages"),
         (CHAT, {"messages": None}, "messages"),

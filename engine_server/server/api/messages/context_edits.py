@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 import msgspec
 from pydantic import BaseModel, ConfigDict, Discriminator, Field
 
+from engine_server.contract.bounds import CONTEXT_EDITS, TOOLS
 from engine_server.requests.validation import MAX_INT32
 from engine_server.server.api.messages.blocks import (
     Block,
@@ -24,13 +25,13 @@ CLEAR_TOOL_USES = "clear_tool_uses_20250919"
 CLEAR_THINKING = "clear_thinking_20251015"
 # What takes the place of a result.
 CLEARED = TextBlock(type="text", text="[cleared]")
-MAX_EDITS = 4
 # Anthropic's defaults.
 TRIGGER_TOKENS = 100_000
 KEPT_TOOL_USES = 3
 KEPT_THINKING_TURNS = 1
 
 Amount = Annotated[int, Field(ge=0, le=MAX_INT32)]
+ToolNames = Annotated[list[str], Field(max_length=TOOLS.limit)]
 
 
 class EditedMessages(NamedTuple):
@@ -102,9 +103,9 @@ class ClearToolUses(BaseModel):
     # An edit that clears less isn't applied.
     clear_at_least: InputTokens | None = None
     # The results of these tools stay.
-    exclude_tools: list[str] | None = None
+    exclude_tools: ToolNames | None = None
     # Clear the arguments of the calls too: of all whose result is cleared, or of those of these tools.
-    clear_tool_inputs: bool | list[str] | None = None
+    clear_tool_inputs: bool | ToolNames | None = None
 
     @property
     def least_cleared_tokens(self) -> int:
@@ -125,10 +126,11 @@ class ClearToolUses(BaseModel):
         }
         results = results_of(messages)
         kept = KEPT_TOOL_USES if self.keep is None else self.keep.value
+        excluded = frozenset(self.exclude_tools or ())
         old = {
             result.tool_use_id
             for result in results[: max(0, len(results) - kept)]
-            if names.get(result.tool_use_id) not in (self.exclude_tools or ())
+            if names.get(result.tool_use_id) not in excluded
         }
 
         def edited(block: Block) -> Block:
@@ -200,7 +202,7 @@ class ContextManagement(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    edits: Annotated[list[Edit], Field(max_length=MAX_EDITS)] | None = None
+    edits: Annotated[list[Edit], Field(max_length=CONTEXT_EDITS.limit)] | None = None
 
 
 def results_of(messages: Sequence[Message]) -> list[ToolResultBlock]:

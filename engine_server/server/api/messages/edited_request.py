@@ -29,7 +29,8 @@ async def edit_context(
 ) -> EditedRequest:
     """Apply the request's edits in their order. Raises ApiError.
 
-    The result depends on the request and the model's tokenizer alone, so that any replica continues the answer.
+    The result depends on the request and the model's tokenizer alone, and on the day where the template writes it, so
+    that any replica continues the answer; one that finds another prompt refuses to.
     """
     if body.context_management is None:
         return EditedRequest(body, None)
@@ -55,5 +56,6 @@ async def edit_context(
 
 def check_length(body: MessagesRequest) -> None:
     """Raise ApiError 400 for a conversation that takes too long to count, as it may be longer than the context."""
-    if error := TOKENIZED_CHARACTERS.exceeded(num_characters(body.turns().messages)):
+    rendered = [body.turns().messages, body.chat_template_kwargs or {}]
+    if error := TOKENIZED_CHARACTERS.exceeded(num_characters(rendered)):
         raise ApiError(400, f"messages with context_management: {error}", param="messages")

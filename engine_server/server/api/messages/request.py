@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
 from engine_server.contract import bounds
+from engine_server.requests.validation import MAX_INT32
 from engine_server.server.api.chat.template_variables import reasoning_variables
 from engine_server.server.api.chat.tools import tool_use
 from engine_server.server.api.content import MediaUse
@@ -33,7 +34,7 @@ class Thinking(BaseModel):
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     # The most tokens of the reasoning.
-    budget_tokens: Annotated[int, Field(ge=1)] | None = None
+    budget_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
     # "omitted" leaves the reasoning's text out of the answer.
     display: Literal["summarized", "omitted"] | None = None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from engine_server.contract.bounds import PAIR_CHARACTERS
 from engine_server.contract.errors import ErrorCode
 from engine_server.engine.input import text_pairs
 from engine_server.engine.input.tokenizer import Truncation, encode_texts
@@ -82,9 +83,14 @@ async def pair_prompts(
     field: str,
     instruction: str | None = None,
 ) -> list[NamedPrompt]:
-    """Return a prompt for each pair of texts. field: the field of the second texts."""
+    """Return a prompt for each pair of texts. Raises ApiError 400.
+
+    field: the field of the second texts. instruction: it is a part of each prompt.
+    """
     tokenizer, pooling = require_tokenizer(model), model.pooling
-    size = sum(len(first) + len(second) for first, second in pairs)
+    size = sum(len(first) + len(second) + len(instruction or "") for first, second in pairs)
+    if error := PAIR_CHARACTERS.exceeded(size):
+        raise ApiError(400, f"{field}: {error}", param=field, code=ErrorCode.INVALID_VALUE)
     encoded = await run_by_size(
         size, lambda: text_pairs.pair_prompts(tokenizer, pooling, pairs, truncation, instruction)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -54,6 +55,7 @@ from engine_server.server.generation.events import (
     ToolCall,
 )
 from engine_server.server.generation.parts import join_parts
+from engine_server.server.generation.prompts import run_by_size
 from engine_server.server.generation.render import Renderer
 from engine_server.server.http.errors import ApiError
 
@@ -89,7 +91,7 @@ class ResponseRenderer(Renderer):
         self._targets = targets
         self._decode = decode
         # The tokens so far, where the answer has them.
-        self._prompt_token_ids: list[int] = []
+        self._prompt: list[RawMessage] = []
         self._output_token_ids: list[int] = []
         # The number of the next event.
         self.num_events = 0
@@ -97,6 +99,12 @@ class ResponseRenderer(Renderer):
         self._items: list[OutputItem] = []
         self._open: ItemStream | None = None
         self._finish: Finish | None = None
+
+    async def prepare(self, delta: ChoiceDelta) -> None:
+        if self._decode is not None and delta.prompt is not None:
+            token_ids = delta.prompt.token_ids
+            text = await run_by_size(len(token_ids), partial(self._decode, token_ids))
+            self._prompt = [RawMessage(text, token_ids)]
 
     def event(self, event: GenerationEvent) -> bytes:
         if isinstance(event, GenerationFinished):
@@ -127,6 +135,7 @@ class ResponseRenderer(Renderer):
         assert choice.finish is not None, "an answer that is not streamed has one event"
         self._finish = choice.finish
         self._keep_tokens(choice)
+        await self.prepare(choice)
         # The reasoning's tokens come first.
         logprobs = self._logprobs((choice.logprobs or [])[counts.reasoning_tokens :])
         items: list[OutputItem] = []
@@ -160,16 +169,13 @@ class ResponseRenderer(Renderer):
         if body.status == "incomplete":
             body.incomplete_details = IncompleteDetails()
         if self._decode is not None:
-            body.input_messages = [RawMessage(self._decode(self._prompt_token_ids), self._prompt_token_ids)]
+            body.input_messages = self._prompt
             body.output_messages = [RawMessage(self._decode(self._output_token_ids), self._output_token_ids)]
         return body
 
     def _keep_tokens(self, delta: ChoiceDelta) -> None:
-        if self._decode is None:
-            return
-        if delta.prompt is not None:
-            self._prompt_token_ids = delta.prompt.token_ids
-        self._output_token_ids += delta.token_ids
+        if self._decode is not None:
+            self._output_token_ids += delta.token_ids
 
     def _logprobs(self, tokens: Sequence[TokenLogprobs] | None) -> list[TokenLogprob]:
         found = to_logprobs(tokens, self._top_logprobs)

@@ -138,7 +138,7 @@ def job(
     Raises SpecError before the download, unless the engines' template is there already: also for what only their pod
     has, and for what a podTemplate has for the container that fetches and the Job leaves out.
     """
-    if template_in_force(deployment, observed, settings) is None:
+    if template_in_force(deployment, observed) is None:
         pod_template(deployment, settings, filling_source(deployment.spec.model))
     key = fetch_key(cache.name)
     existing = observed.children.get(key)

@@ -21,9 +21,7 @@ def plan(deployment: LLMDeployment, observed: Observed, settings: Settings) -> I
     While a new model is downloaded into its cache, the Deployment keeps its template; without one there is none yet.
     """
     is_waiting = cache.fetched_into(deployment, observed) is not None
-    record = (
-        last_record(deployment, observed) if is_waiting else template_in_force(deployment, observed, settings)
-    )
+    record = last_record(deployment, observed) if is_waiting else template_in_force(deployment, observed)
     if record is None and is_waiting:
         return
     if record is None:

@@ -73,7 +73,7 @@ def renamed(volume: Manifest, before: str, after: str) -> Manifest:
         source | {"configMap": {**source["configMap"], "name": after}}
         if source.get("configMap", {}).get("name") == before
         else source
-        for source in volume["projected"].get("sources", ())
+        for source in volume["projected"].get("sources") or ()
     ]
     return volume | {"projected": {**volume["projected"], "sources": sources}}
 

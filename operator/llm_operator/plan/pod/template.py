@@ -35,7 +35,8 @@ class Source(Part, frozen=True):
 
 
 class Projected(Part, frozen=True):
-    sources: tuple[Source, ...] = ()
+    # Null in what the API server answers, if there are none.
+    sources: tuple[Source, ...] | None = None
 
 
 class Volume(Part, frozen=True):
@@ -102,9 +103,14 @@ class PodTemplate(Part, frozen=True):
         return claim.claim_name if claim else None
 
     @property
+    def is_fetching(self) -> bool:
+        """True if each pod fetches the model itself."""
+        return any(each.name == labels.MODEL_CONTAINER for each in self.spec.init_containers)
+
+    @property
     def config_maps(self) -> set[str]:
         """The ConfigMaps that pods mount."""
-        projected = [volume.projected.sources for volume in self.spec.volumes if volume.projected]
+        projected = [volume.projected.sources or () for volume in self.spec.volumes if volume.projected]
         mounted = [volume.config_map for volume in self.spec.volumes]
         mounted += [source.config_map for sources in projected for source in sources]
         return {config_map.name for config_map in mounted if config_map}

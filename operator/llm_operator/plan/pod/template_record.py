@@ -21,8 +21,6 @@ from llm_operator.api.spec import LLMDeployment
 from llm_operator.api.spec_hash import MARK, digest, equal_hashes, hash_of_0_1_0, spec_hash
 from llm_operator.observed import Manifest, Observed, revision
 from llm_operator.plan.pod.template import PodTemplate, typed
-from llm_operator.plan.pod.volumes import FETCHED
-from llm_operator.settings import Settings
 
 # The API server allows 256 KiB of annotations; the rest is for those that Kubernetes adds to a ReplicaSet.
 MOST_BYTES = 248 * 1024
@@ -54,18 +52,16 @@ class TemplateRecord:
         return annotations
 
 
-def template_in_force(
-    deployment: LLMDeployment, observed: Observed, settings: Settings
-) -> TemplateRecord | None:
+def template_in_force(deployment: LLMDeployment, observed: Observed) -> TemplateRecord | None:
     """Return the record of the template that was rendered for this spec before, or None.
 
     A record that is broken or was modified is replaced by a retained ReplicaSet's copy, or by the live template.
     """
     for annotations in recorded_annotations(deployment, observed):
         record = read(annotations)
-        if record is not None and suits(record, deployment, settings):
+        if record is not None and suits(record, deployment):
             return TemplateRecord(record.template, spec_hash(deployment.spec), record.rolled_at)
-    return live(deployment, observed, settings)
+    return live(deployment, observed)
 
 
 def last_record(deployment: LLMDeployment, observed: Observed) -> TemplateRecord | None:
@@ -110,15 +106,14 @@ def record_hash(template: str, made_for: str, rolled_at: str) -> str:
     return digest("\n".join((made_for, rolled_at, template)).encode())
 
 
-def suits(record: TemplateRecord, deployment: LLMDeployment, settings: Settings) -> bool:
+def suits(record: TemplateRecord, deployment: LLMDeployment) -> bool:
     """Return True for the record of a template that was rendered for this spec, and may still be used."""
     template = typed(record.template)
     is_adopted = deployment.rolled_at in ("", record.rolled_at)
-    is_cached = replaces_model(deployment, settings) or has_cache_of(template, deployment.spec.model)
     return (
         is_made_for(record.spec_hash, deployment)
         and is_adopted
-        and is_cached
+        and has_cache_of(template, deployment.spec.model)
         and answers(template, deployment)
     )
 
@@ -129,20 +124,10 @@ def is_made_for(recorded_hash: str, deployment: LLMDeployment) -> bool:
 
 def has_cache_of(template: PodTemplate, model: Model) -> bool:
     """Return True if pods have the cache of a model exactly if it has one. The hash of a spec lacks one of a size."""
-    if cache := model_cache(model):
-        return cache.claim == template.model_claim
+    if model_cache(model):
+        return not template.is_fetching
     former = model_cache(msgspec.structs.replace(model, cache=Cache(size="1")))
     return former is None or former.claim != template.model_claim
-
-
-def replaces_model(deployment: LLMDeployment, settings: Settings) -> bool:
-    """Return True if the podTemplate, or that of the profile, has a volume of its own for the model."""
-    profile = settings.profiles.get(deployment.spec.profile or "", {})
-    pods = [
-        (overlay or {}).get("spec") or {}
-        for overlay in (profile.get("podTemplate"), deployment.spec.pod_template)
-    ]
-    return any(volume["name"] == FETCHED.name for pod in pods for volume in pod.get("volumes") or ())
 
 
 def answers(template: PodTemplate, deployment: LLMDeployment) -> bool:
@@ -154,7 +139,7 @@ def answers(template: PodTemplate, deployment: LLMDeployment) -> bool:
     return given == {str(deployment.key)} or given >= set(deployment.routed_names)
 
 
-def live(deployment: LLMDeployment, observed: Observed, settings: Settings) -> TemplateRecord | None:
+def live(deployment: LLMDeployment, observed: Observed) -> TemplateRecord | None:
     """Return a record of the Deployment's own template, if it was applied for this spec and nobody has modified it."""
     workload = observed.workload(deployment.name)
     annotations = workload.get("metadata", {}).get("annotations", {})
@@ -163,7 +148,7 @@ def live(deployment: LLMDeployment, observed: Observed, settings: Settings) -> T
     if not is_untouched(workload):
         return None
     record = TemplateRecord(workload["spec"]["template"], made_for, rolled_at)
-    if not suits(record, deployment, settings):
+    if not suits(record, deployment):
         return None
     return TemplateRecord(record.template, spec_hash(deployment.spec), rolled_at)
 

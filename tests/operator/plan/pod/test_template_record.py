@@ -355,8 +355,10 @@ def test_a_volume_of_ones_own_for_the_model_rolls_nothing_after_an_upgrade(
     before = planned(given, Observed(children=done), release)
 
     after = planned(given, before.observed, replace(release, engine_image="engine:3"))
+    without = {"own": {"podTemplate": {}}} if profiles else {}
+    changed = planned(given, before.observed, replace(release, profiles=without))
 
-    assert after.template == before.template
+    assert after.template == changed.template == before.template
 
 
 WRITTEN_OUT = [

@@ -196,6 +196,21 @@ def test_other_edits_are_refused_by_name(scripted: LocalServer) -> None:
     assert CLEAR_TOOLS in message
 
 
+@pytest.mark.parametrize("field", ["exclude_tools", "clear_tool_inputs"])
+def test_lists_of_tools_are_bounded(scripted: LocalServer, field: str) -> None:
+    answer = ask(scripted, edit(**{field: ["look"] * 513}))
+    assert answer.status == 400
+    assert field in answer.json["error"]["message"]
+
+
+def test_names_of_a_calls_arguments_count_as_text(scripted: LocalServer) -> None:
+    call = {"type": "tool_use", "id": "c0", "name": "look", "input": {"a" * (5 << 20): 1}}
+    messages = [user("Begin."), {"role": "assistant", "content": [call]}, used(0)[1]]
+    answer = ask(scripted, edit(keep=keep(0)), messages=messages)
+    assert answer.status == 400
+    assert "characters in a prompt to tokenize" in answer.json["error"]["message"]
+
+
 FORM = {"type": "json_schema", "schema": {"type": "object", "properties": {"city": {"type": "string"}}}}
 
 

@@ -88,6 +88,12 @@ def test_long_document_is_cut_within_the_template(server: EngineProcess, expect:
     assert (answer.status, answer.error["param"]) == (400, "truncate_prompt_tokens")
 
 
+def test_instruction_counts_for_each_document(server: EngineProcess) -> None:
+    answer = server.post("/rerank", {"query": QUERY, "documents": ["a"] * 1024, "instruction": "a" * 40_000})
+    assert (answer.status, answer.error["param"]) == (400, "documents")
+    assert "characters in all pairs of texts" in answer.error["message"]
+
+
 def test_model_says_that_it_scores(server: EngineProcess) -> None:
     tasks = server.get("/server_info").json["vllm_config"]["model_config"]["supported_tasks"]
     assert tasks == ["classify", "encode", "score"]

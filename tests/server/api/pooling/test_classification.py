@@ -80,7 +80,7 @@ def test_pooling_takes_any_task_of_the_model(classifier_server: EngineProcess) -
     np.testing.assert_allclose([one["data"] for one in answer.json["data"]], expected, atol=1e-6)
     answer = classifier_server.post("/pooling", {"input": TEXTS, "task": "embed"})
     assert (answer.status, answer.error["param"]) == (400, "task")
-    assert "this model can classify, encode" in answer.error["message"]
+    assert "is not supported by this model; it can classify, encode" in answer.error["message"]
 
 
 def test_hidden_states_of_too_many_tokens_are_refused(classifier_server: EngineProcess) -> None:
