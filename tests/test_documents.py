@@ -3,6 +3,8 @@
 import ast
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -225,6 +227,28 @@ def test_python_parses_and_imports_what_the_library_exports(name: str) -> None:
             if isinstance(node, ast.ImportFrom) and node.module == "engine_server":
                 missing = {alias.name for alias in node.names} - set(engine_server.__all__)
                 assert missing == set()
+
+
+def programs() -> Iterator[tuple[str, str]]:
+    """Yield each sample that is a whole program with a model that a package has, and its document."""
+    for name in NAMES:
+        for block in blocks(name, "python"):
+            if re.match(r"(import|from) ", block) and "pypi://" in block:
+                yield name, block
+
+
+def test_programs_are_found() -> None:
+    assert {name for name, _ in programs()} >= {"README.md", "docs/engine.md", "docs/models.md"}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("name", "program"), list(programs()))
+def test_programs_run_and_print_something(name: str, program: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
 
 
 # Names and counts
