@@ -6,6 +6,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks import throughput_chart
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 SECTION = "## Try it on this machine"
@@ -17,7 +19,7 @@ def result(name: str) -> Any:
 
 
 def by_clients(results: dict[str, dict[str, float]], side: str) -> str:
-    return ", ".join(f"{results[count][side] + 1e-6:.0f}" for count in ("1", "8", "32"))
+    return ", ".join(f"{results[count][side]:.0f}" for count in ("1", "8", "32"))
 
 
 def test_first_screen_has_two_commands() -> None:
@@ -35,6 +37,12 @@ def test_figures_of_cpus_are_those_of_the_committed_results() -> None:
     assert f"| {by_clients(quantised, 'fairlead')} | OpenVINO GenAI 2026.4.1: {openvino} |" in README
     others = f"transformers' continuous batching: {batch['continuous batching']:.0f}"
     assert f"| {batch['fairlead']:.0f} | {others} |" in README
+
+
+def test_chart_is_drawn_from_the_committed_results() -> None:
+    assert throughput_chart.CHART.read_text() == throughput_chart.draw(), (
+        "run python -m benchmarks.throughput_chart"
+    )
 
 
 def test_figures_of_the_router_are_those_of_the_committed_results() -> None:
