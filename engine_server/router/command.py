@@ -314,7 +314,7 @@ def main(argv: list[str]) -> int:
         try:
             from engine_server.router.requests.tracing import Tracing
         except ImportError as error:
-            parser.error(f"--otlp-traces-endpoint needs `pip install fairlead[tracing]`: {error}")
+            parser.error(f"--otlp-traces-endpoint needs the extra `tracing` of this package: {error}")
         tracing = Tracing(flags.otlp_traces_endpoint)
     lines = LineWriter(sys.stderr.fileno())
     logging.basicConfig(level=logging.INFO, format="router: %(message)s", stream=lines)

@@ -51,9 +51,8 @@ def resolve_config(args: Arguments) -> EngineConfig:
         try:
             import_module("engine_server.telemetry.tracing")
         except ImportError as error:
-            raise ValueError(
-                f"otlp_traces_endpoint needs `pip install fairlead[tracing]`: {error}"
-            ) from error
+            message = f"otlp_traces_endpoint needs the extra `tracing` of this package: {error}"
+            raise ValueError(message) from error
     speculative = None if args.speculative_config is None else SpeculativeConfig.of(args.speculative_config)
     description = describe_model(args)
     model = description.config

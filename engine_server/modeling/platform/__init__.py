@@ -1,4 +1,1 @@
-"""Platforms: a device, the operations on it, and the kernels that can run there.
-
-No other module checks a device's type.
-"""
+"""Platforms: a device, the operations on it, and the kernels that can run there."""

@@ -179,7 +179,10 @@ def test_adapters_reach_engines_and_the_status_without_a_new_pod_template(
     world.apply(manifest(NAME, home))
     until(lambda: adapters(world, home) is None)
     assert condition(world, home) == ("", "")
-    assert not world.list("configmap", home, labelSelector="fairlead.dev/llmdeployment")
+    # Former replicas mount what they were made with.
+    assert f"{NAME}-adapters" in world.names("configmap", home)
+    world.patch("replicaset", f"{NAME}-engine-1", {"spec": {"replicas": 0}}, home)
+    until(lambda: not world.list("configmap", home, labelSelector="fairlead.dev/llmdeployment"))
 
 
 def test_adapters_that_change_while_the_admin_key_is_replaced_reach_engines_with_the_new_key(

@@ -93,7 +93,7 @@ def test_null_in_a_pod_template_removes_a_field(planned: Any, manifest: Any) -> 
         ),
         (
             {"volumes": [{"name": "own", "projected": {"sources": 5}}]},
-            r"volumes\[\d\]\.projected\.sources: Expected `array`, got `int`",
+            r"volumes\[\d\]\.projected\.sources: Expected `array \| null`, got `int`",
         ),
     ],
 )
