@@ -37,7 +37,10 @@ class FakeRunner(ModelRunner):
         self.kernels = ""
         self.memory = MemoryLedger(self.platform)
         self.loaded = SimpleNamespace(  # type: ignore[assignment]
-            rope=None, adapted=FakeAdapters(), split=SimpleNamespace(vocabulary=self._vocabulary)
+            rope=None,
+            generates=True,
+            adapted=FakeAdapters(),
+            split=SimpleNamespace(vocabulary=self._vocabulary),
         )
         self.drafting = None
         self.head = self._make_head()
@@ -101,7 +104,7 @@ class FakeAdapters:
     max_rank, max_bytes = 64, 1 << 20
 
     def __init__(self) -> None:
-        self.num_experts: dict[str, int] = {}
+        self.num_weights: dict[str, int] = {}
         # By slot.
         self.digests: dict[int, str] = {}
 

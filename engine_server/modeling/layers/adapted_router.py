@@ -81,6 +81,8 @@ def takes_updates(module: nn.Module, add: AddLowRank) -> bool:
     if not may_be_router(module):
         return False
     weight = module.get_parameter("weight")
+    if weight.is_meta:
+        return False  # it has no values to compare
     experts, hidden = weight.shape
     values = torch.eye(TOKENS, hidden, device=weight.device)
     generator = torch.Generator().manual_seed(0)
