@@ -99,8 +99,12 @@ class LLM:
         tools: list[Any] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         prompt_adapter_request: PromptAdapterRequest | None = None,
+        priority: int | Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several, rendered by the given chat template or the model's own."""
+        """Answer one conversation or several, rendered by the given chat template or the model's own.
+
+        priority: as for generate.
+        """
         conversations: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
         options = {
             "tools": tools,
@@ -112,7 +116,7 @@ class LLM:
         tokenizer = self.get_tokenizer()
         prompts = [render_chat(tokenizer, conversation, options) for conversation in conversations]
         return self.generate(
-            prompts, sampling_params, use_tqdm, lora_request, prompt_adapter_request=prompt_adapter_request
+            prompts, sampling_params, use_tqdm, lora_request, priority, prompt_adapter_request
         )
 
     def beam_search(

@@ -4,8 +4,18 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
+import msgspec
+
 from engine_server.engine.arguments.fields import argument
 from engine_server.engine.arguments.flags import json_object
+
+
+class LoraModule(msgspec.Struct, forbid_unknown_fields=True):
+    """vLLM's form of an adapter that is served from the start on."""
+
+    name: str
+    path: str
+    base_model_name: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +62,7 @@ class ApiSettings:
     lora_modules: list[str] | None = argument(
         None,
         "LoRA adapters to serve from the start on, as NAME=URI: a folder, org/name, hf:// or s3://; may be repeated. "
-        "Takes --enable-lora",
+        "vLLM's JSON with name and path is taken too. Takes --enable-lora",
         metavar="NAME=URI",
     )
     prompt_adapters: list[str] | None = argument(
@@ -80,9 +90,9 @@ class ApiSettings:
         found: dict[str, str] = {}
         for flag in ("lora_modules", "prompt_adapters"):
             for text in getattr(self, flag) or ():
-                name, _, uri = text.partition("=")
+                name, uri = name_and_uri(text)
                 if not (name and uri):
-                    raise ValueError(f"{flag} has {name!r}; it takes NAME=URI")
+                    raise ValueError(f"{flag} has {text!r}; it takes NAME=URI, or JSON with name and path")
                 if name in found:
                     raise ValueError(f"{flag} has {name!r}, which names another adapter already")
                 found[name] = uri
@@ -96,3 +106,15 @@ class ApiSettings:
             return Path(self.chat_template).read_text()
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"chat_template can't be read: {error}") from None
+
+
+def name_and_uri(text: str) -> tuple[str, str]:
+    """Return name and URI of NAME=URI, or of vLLM's JSON, whose base_model_name says nothing here; "" if missing."""
+    if not text.startswith("{"):
+        name, _, uri = text.partition("=")
+        return name, uri
+    try:
+        module = msgspec.json.decode(text, type=LoraModule)
+    except msgspec.MsgspecError:
+        return "", ""
+    return module.name, module.path

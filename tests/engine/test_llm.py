@@ -202,6 +202,17 @@ def test_lists_of_a_wrong_length_and_priorities_under_fcfs_are_refused(
     assert idle(llm)
 
 
+def test_chat_takes_priorities_as_generate_does(llm: LLM) -> None:
+    talks = [[{"role": "user", "content": text}] for text in TEXTS]
+    expected = tokens(llm.chat(talks, GREEDY, use_tqdm=False))
+    assert tokens(llm.chat(talks, GREEDY, use_tqdm=False, priority=[0] * len(talks))) == expected
+    with pytest.raises(InvalidRequestError, match="priority has 1 entries for 4 prompts"):
+        llm.chat(talks, GREEDY, use_tqdm=False, priority=[0])
+    with pytest.raises(InvalidRequestError, match="priority is not supported"):
+        llm.chat(talks, GREEDY, use_tqdm=False, priority=1)
+    assert idle(llm)
+
+
 def test_chat_joins_content_parts_for_a_template_that_takes_strings(llm: LLM) -> None:
     parts = [{"type": "text", "text": "Hi"}, {"type": "text", "text": "you"}]
     flat, plain = (

@@ -109,8 +109,8 @@ def check_lengths(model: LoadedModel, prompts: Sequence[NamedPrompt]) -> None:
             raise ApiError(
                 400,
                 f"the model's maximum context length is {model.max_model_len} tokens; {prompt.field} has "
-                f"{prompt.num_tokens} tokens. Please reduce the length of the input, or cut it to the context by "
-                "truncate_prompt_tokens: -1",
+                f"{prompt.num_tokens} tokens. Please reduce the length of the input prompt, or cut it to the context "
+                "by truncate_prompt_tokens: -1",
                 param=prompt.field,
                 code=ErrorCode.INVALID_VALUE,
             )

@@ -153,7 +153,7 @@ def test_input_longer_than_the_context_is_refused_unless_it_is_truncated(
 ) -> None:
     with pytest.raises(
         openai.BadRequestError,
-        match=r"maximum context length is 256 tokens; .* has 482 tokens\. Please reduce the length",
+        match=r"maximum context length is 256 tokens; .* has 482 tokens\. Please reduce the length of the input prompt",
     ) as caught:
         minilm.embeddings.create(model="minilm", input=["short", LONG])
     assert caught.value.param == "input.1"
