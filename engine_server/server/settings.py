@@ -54,7 +54,7 @@ class ApiSettings:
     )
     enable_prompt_tokens_details: bool = argument(True, "report cached prompt tokens in an answer's usage")
     enable_force_include_usage: bool = argument(
-        False, "end every stream with the usage, whether or not it is asked for"
+        False, "give the usage in every chunk of a stream and at its end, asked for or not"
     )
     sse_keep_alive_interval: float = argument(
         15.0, "seconds without a byte after which a stream gets a comment", metavar="SECONDS"

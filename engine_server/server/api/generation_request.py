@@ -209,11 +209,12 @@ class GenerationRequest(ApiRequest):
     def answer_options(self, settings: ApiSettings) -> AnswerOptions:
         """Return what the answer reports."""
         stream_options = self.stream_options or StreamOptions()
-        include_usage = bool(stream_options.include_usage) or settings.enable_force_include_usage
+        forced = settings.enable_force_include_usage
+        include_usage = forced or bool(stream_options.include_usage)
         tokens_as_ids = self.return_tokens_as_token_ids
         return AnswerOptions(
             include_usage=include_usage,
-            continuous_usage=include_usage and bool(stream_options.continuous_usage_stats),
+            continuous_usage=forced or (include_usage and bool(stream_options.continuous_usage_stats)),
             cached_tokens=settings.enable_prompt_tokens_details,
             token_ids=bool(self.return_token_ids),
             tokens_as_ids=settings.return_tokens_as_token_ids if tokens_as_ids is None else tokens_as_ids,

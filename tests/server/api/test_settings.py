@@ -100,10 +100,11 @@ def test_sampling_defaults_are_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize(("path", "fields"), [(COMPLETIONS, {"prompt": "A"}), (CHAT, {"messages": HELLO})])
-def test_every_stream_ends_with_the_usage(configured: Any, path: str, fields: dict[str, Any]) -> None:
+def test_every_chunk_of_a_stream_has_the_usage(configured: Any, path: str, fields: dict[str, Any]) -> None:
     answer = configured.post(path, {"model": "smollm2", "stream": True} | fields)
-    last = events(answer.body)[-1]
-    assert last["choices"] == [] and last["usage"]["completion_tokens"] == 3
+    streamed = events(answer.body)
+    assert streamed[-1]["choices"] == [] and streamed[-1]["usage"]["completion_tokens"] == 3
+    assert all(event["usage"] for event in streamed)
 
 
 def test_tokens_are_named_by_ids_unless_the_request_wants_text(configured: Any) -> None:
