@@ -89,10 +89,10 @@ FAULTS = (
     ),
     Fault(
         "one more retry than the budget has",
-        f"{REQUESTS}/retry_budget.py",
+        f"{ROUTING}/retry_budget.py",
         "if len(retries) + 1 > max(MINIMUM",
         "if len(retries) > max(MINIMUM",
-        (f"{TESTS}/test_retry_budget.py",),
+        ("tests/router/routing/test_retry_budget.py",),
     ),
     Fault(
         "a continued stream repeats or loses events of a report with several",
