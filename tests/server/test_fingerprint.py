@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
+from msgspec import structs
 from safetensors.torch import save_file
 
 from engine_server import EngineArgs
@@ -75,10 +76,10 @@ def test_settings_that_change_streams_change_their_hash_and_no_others_do(model: 
     base = stream_settings(ApiSettings(), SAMPLING, format_of())
     others = [
         fingerprint_module.stream_settings(
-            replace(config, logprobs_mode="processed_logprobs"), ApiSettings(), SAMPLING, format_of()
+            structs.replace(config, logprobs_mode="processed_logprobs"), ApiSettings(), SAMPLING, format_of()
         ),
         fingerprint_module.stream_settings(
-            replace(config, eos_token_ids=[7]), ApiSettings(), SAMPLING, format_of()
+            structs.replace(config, eos_token_ids=[7]), ApiSettings(), SAMPLING, format_of()
         ),
         stream_settings(ApiSettings(), {"temperature": 0.7}, format_of()),
         stream_settings(
