@@ -14,8 +14,10 @@ from transformers import PreTrainedModel
 from engine_server import EngineArgs, LLMEngine, LoRARequest, PromptAdapterRequest, SamplingParams
 
 NEW_TOKENS = 6
-# The architectures whose experts adapters can change.
-MIXTURES = [one for one in ARCHITECTURES if "mixture of experts" in one.special]
+# The architectures with experts that the settings of adapters below name. Gemma 4 has them beside its MLP.
+MIXTURES = [
+    one for one in ARCHITECTURES if "mixture of experts" in one.special and one.model != "Gemma4ForCausalLM"
+]
 EXPERTS_PROMPTS = [[3, 4, 5], [7, 8, 9] * 5, list(range(20, 57))]
 GATE_UP, DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
 # PEFT's settings of adapters of experts.

@@ -77,6 +77,7 @@ def add_logit_score(folder: Path, **settings: object) -> None:
 def logits(folder: Path, prompts: list[list[int]] = PROMPTS) -> Tensor:
     """Return the logits after each prompt, [prompts, vocabulary], by transformers."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model.set_attn_implementation("eager")  # the default of some releases ignores a softcap
     with torch.no_grad():
         return torch.stack([model(torch.tensor([prompt])).logits[0, -1] for prompt in prompts])
 
