@@ -41,7 +41,11 @@ def test_greedy_output_with_adapters_equals_that_of_peft(
     check_outputs(reference, finish, max_num_seqs=4, enable_lora=True, max_loras=2)
 
 
-@by_architecture
+@pytest.mark.parametrize(
+    "architecture",
+    [one for one in ARCHITECTURES if not one.settings.get("hidden_size_per_layer_input")],
+    ids=lambda architecture: architecture.name,
+)
 def test_greedy_output_with_prompt_adapters_equals_that_of_peft(
     architecture: Architecture, tmp_path: Path, finish
 ) -> None:

@@ -1,10 +1,13 @@
 """Layers that read the keys and values of others: which ones they read, and what the cache keeps."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import transformers
 from architectures import SHARED, SIZES, WINDOW
 
+from engine_server import EngineArgs
 from engine_server.modeling.attention.hook import IMPLEMENTATION
 from engine_server.modeling.loading.probe import probe
 from engine_server.modeling.memory.cache_layout import LayerShape, lay_out
@@ -30,6 +33,20 @@ def test_layers_that_share_keys_and_values_are_found_and_cached_once() -> None:
         layout.block_bytes(1, torch.float32)
         == len(layout.windows) * torch.float32.itemsize * 2 * heads * dims
     )
+
+
+@pytest.mark.transformers
+@pytest.mark.parametrize("setting", ["enable_prompt_embeds", "enable_prompt_adapter"])
+def test_embeddings_in_place_of_tokens_are_refused_where_layers_have_inputs_by_token(
+    tmp_path: Path, setting: str
+) -> None:
+    """One request's embeddings would fail the steps of others."""
+    kind = transformers.Gemma4ForCausalLM
+    kind(kind.config_class(**SIZES | SHARED | GEMMA_4)).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=f"{setting} is set; the model's layers have inputs by token"):
+        EngineArgs(model=str(tmp_path), skip_tokenizer_init=True, **{setting: True}).create_engine_config()
+    config = EngineArgs(model=str(tmp_path), skip_tokenizer_init=True, enable_prompt_adapter=None)
+    assert config.create_engine_config().prompt_adapter_config is None
 
 
 def test_readers_use_the_kind_and_the_tensor_of_their_source() -> None:

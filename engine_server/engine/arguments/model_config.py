@@ -37,6 +37,8 @@ class ModelDescription:
     weights_per_token: int
     # Torch's name of the requested dtype, or of the weights' dtype if none is requested.
     dtype: str
+    # Embeddings can take the place of tokens: no layer has inputs of its own by token (Gemma 3n and 4).
+    takes_embeddings: bool
 
 
 def describe_model(args: Arguments) -> ModelDescription:
@@ -76,7 +78,13 @@ def describe_model(args: Arguments) -> ModelDescription:
     )
     weights = getattr(text_config, "dtype", None) or "float32"
     dtype = str(weights).removeprefix("torch.") if args.dtype == "auto" else args.dtype
-    return ModelDescription(model, _weights_per_token(text_config), dtype)
+    takes_embeddings = not getattr(text_config, "hidden_size_per_layer_input", None)
+    for name in ("enable_prompt_embeds", "enable_prompt_adapter"):
+        if getattr(args, name) and not takes_embeddings:
+            raise ValueError(
+                f"{name} is set; the model's layers have inputs by token, and take no embeddings"
+            )
+    return ModelDescription(model, _weights_per_token(text_config), dtype, takes_embeddings)
 
 
 def resolve_folder(args: Arguments) -> Path:

@@ -73,7 +73,9 @@ def resolve_config(args: Arguments) -> EngineConfig:
         device_config=DeviceConfig(device=args.device, kernels=args.kernels),
         lora_config=_lora_config(args),
         speculative_config=with_draft_model(speculative, args, model),
-        prompt_adapter_config=_prompt_adapter_config(args, model.pooling is not None),
+        prompt_adapter_config=_prompt_adapter_config(
+            args, possible=model.pooling is None and description.takes_embeddings
+        ),
         load_config=LoadConfig(load_format=args.load_format, quantization=_quantization_config(args)),
         observability_config=ObservabilityConfig(
             hang_timeout=args.hang_timeout,
@@ -173,8 +175,9 @@ def _lora_config(args: Arguments) -> LoRAConfig | None:
     return LoRAConfig(max_loras=args.max_loras, max_lora_rank=args.max_lora_rank, max_cpu_loras=in_memory)
 
 
-def _prompt_adapter_config(args: Arguments, pools: bool) -> PromptAdapterConfig | None:
-    enabled = not pools if args.enable_prompt_adapter is None else args.enable_prompt_adapter
+def _prompt_adapter_config(args: Arguments, *, possible: bool) -> PromptAdapterConfig | None:
+    """possible: by the model, which decides where the setting is None."""
+    enabled = possible if args.enable_prompt_adapter is None else args.enable_prompt_adapter
     if not enabled:
         return None
     return PromptAdapterConfig(
