@@ -40,11 +40,19 @@ def merge(whole: dict[str, Any], part: dict[str, Any]) -> None:
 def comparable(answer: dict[str, Any]) -> dict[str, Any]:
     """Return an answer without the fields that differ between two equal requests, and those that a stream lacks."""
     skipped = ("id", "created", "object", "prompt_logprobs")
-    answer = {name: value for name, value in answer.items() if name not in skipped}
+    # Null in a whole answer that isn't asked for them.
+    token_ids = ("prompt_token_ids", "token_ids")
+
+    def compared(fields: dict[str, Any]) -> dict[str, Any]:
+        return {
+            name: value
+            for name, value in fields.items()
+            if name not in skipped and not (name in token_ids and value is None)
+        }
+
+    answer = compared(answer)
     if "usage" in answer:  # the second prompt is cached
         counts = answer["usage"].items()
         answer["usage"] = {name: count for name, count in counts if name != "prompt_tokens_details"}
-    answer["choices"] = [
-        {name: value for name, value in choice.items() if name not in skipped} for choice in answer["choices"]
-    ]
+    answer["choices"] = [compared(choice) for choice in answer["choices"]]
     return answer
