@@ -93,6 +93,12 @@ def adapters_key(name: str) -> ChildKey:
     return ChildKey("v1", "ConfigMap", f"{name}-adapters")
 
 
+def volumes_of(pod: Manifest, config_map: ChildKey) -> set[str]:
+    """Return the names of a pod's volumes that are this ConfigMap."""
+    volumes = pod.get("volumes") or ()
+    return {each["name"] for each in volumes if (each.get("configMap") or {}).get("name") == config_map.name}
+
+
 def claim_key(name: str) -> ChildKey:
     return ChildKey("v1", "PersistentVolumeClaim", name)
 
@@ -184,10 +190,7 @@ class Observed:
     def _mounts(self, config_map: ChildKey) -> bool:
         """Return True if the Deployment's template has a volume of a ConfigMap, or there is no Deployment yet."""
         template = self.workload(self.key.name).get("spec", {}).get("template")
-        if template is None:
-            return True
-        volumes = template.get("spec", {}).get("volumes") or ()
-        return any((volume.get("configMap") or {}).get("name") == config_map.name for volume in volumes)
+        return template is None or bool(volumes_of(template.get("spec", {}), config_map))
 
     def workload(self, name: str) -> Manifest:
         """Return the Deployment with the engines, empty if there is none."""

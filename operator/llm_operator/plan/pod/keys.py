@@ -8,7 +8,7 @@ from typing import Any
 
 from engine_server.contract import labels
 from llm_operator.api.spec import LLMDeployment
-from llm_operator.observed import ChildKey, Manifest, Observed, adapters_key
+from llm_operator.observed import ChildKey, Manifest, Observed, adapters_key, volumes_of
 from llm_operator.plan.ownership import child
 from llm_operator.plan.pod.volumes import Volume
 from llm_operator.settings import Settings
@@ -66,12 +66,6 @@ def without_router_key(template: Manifest, name: str) -> Manifest:
     for field in pod.keys() & {"containers", "initContainers"}:
         changed[field] = [without(container, arguments, volumes) for container in pod[field]]
     return {**template, "spec": {**pod, **changed}}
-
-
-def volumes_of(pod: Manifest, config_map: ChildKey) -> set[str]:
-    """Return the names of a pod's volumes that are this ConfigMap."""
-    volumes = pod.get("volumes", ())
-    return {each["name"] for each in volumes if each.get("configMap", {}).get("name") == config_map.name}
 
 
 def without(container: Manifest, arguments: Iterable[str], volumes: set[str]) -> Manifest:
