@@ -148,11 +148,8 @@ async def test_tokens_of_a_stream_are_those_of_its_last_report(start_engine, sta
     assert await tokens(router) == 34
 
 
-async def test_a_stream_that_the_client_leaves_counts_its_tokens_so_far_and_a_prompt_by_its_length(
-    start_engine, start_router, keys_file, eventually
-):
-    engine = await start_engine(streaming(FIRST, end=False))
-    router = await start_router({"m": [engine]}, keys_file=keys_file.write({"name": "a"}))
+async def leave(router, engine, eventually):
+    """Leave a stream after its first bytes, and wait until the router has counted its tokens."""
     async with ask(router, stream=True, prompt="x" * 4000) as response:
         await response.content.readany()
     await eventually(engine.hung_up.is_set)
@@ -161,6 +158,14 @@ async def test_a_stream_that_the_client_leaves_counts_its_tokens_so_far_and_a_pr
         return await tokens(router) > 0
 
     await eventually(counted)
+
+
+async def test_a_stream_that_the_client_leaves_counts_its_tokens_so_far_and_a_prompt_by_its_length(
+    start_engine, start_router, keys_file, eventually
+):
+    engine = await start_engine(streaming(FIRST, end=False))
+    router = await start_router({"m": [engine]}, keys_file=keys_file.write({"name": "a"}))
+    await leave(router, engine, eventually)
     assert await tokens(router) == len(engine.received[0].body) // 4 + 3
 
 
@@ -170,14 +175,7 @@ async def test_a_stream_that_the_client_leaves_counts_the_prompt_that_its_first_
     first = msgspec.structs.replace(FIRST, prompt_tokens=700)
     engine = await start_engine(streaming(first, end=False))
     router = await start_router({"m": [engine]}, keys_file=keys_file.write({"name": "a"}))
-    async with ask(router, stream=True, prompt="x" * 4000) as response:
-        await response.content.readany()
-    await eventually(engine.hung_up.is_set)
-
-    async def counted() -> bool:
-        return await tokens(router) > 0
-
-    await eventually(counted)
+    await leave(router, engine, eventually)
     assert await tokens(router) == 703
     counter = r'fairlead_router_tokens_total\{key="a",kind="prompt"\}'
     assert await router.metric(counter) == 700
