@@ -96,11 +96,11 @@ def import_libraries() -> None:
     subprocess.run([sys.executable, "-c", IMPORTS], check=True)
 
 
-def reading() -> float:
-    """Return the seconds in which all CPUs read `READ_BYTES` of memory."""
+def reading(size: int = READ_BYTES) -> float:
+    """Return the seconds in which all CPUs read as many bytes of memory."""
     import torch
 
-    values = torch.ones(READ_BYTES // 4)
+    values = torch.ones(size // 4)
     return seconds(values.sum, 10)
 
 

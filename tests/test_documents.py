@@ -30,7 +30,7 @@ from engine_server.server.settings import ApiSettings
 from engine_server.server.sources import Settings
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").glob("*.md"))
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "benchmarks" / "notebook.md"])
 NAMES = [str(document.relative_to(ROOT)) for document in DOCUMENTS]
 
 FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)

@@ -1,109 +1,143 @@
-"""The engine on a CPU beside vLLM's CPU build, over HTTP, and beside OpenVINO GenAI, in process.
+"""The engine on a CPU beside vLLM's CPU build, OpenVINO GenAI and llama.cpp.
 
-    python -m benchmarks.cpu --vllm VENV --folder FOLDER --openvino VENV --gguf FILE [--rounds 3]
+    python -m benchmarks.cpu --folder FOLDER --gguf FILE [--vllm VENV] [--openvino VENV] [--llama FOLDER]
 
---vllm and --openvino are virtual environments with vLLM's CPU build and with openvino-genai; --folder is a model in
-bfloat16 for both servers, --gguf a GGUF file for both libraries. Either comparison may be left out.
+--folder is a model in bfloat16, for the servers; --gguf a GGUF file of it, for the libraries in process and for our
+server. --vllm and --openvino are virtual environments with vLLM's CPU build and with openvino-genai, --llama a folder
+in which npm installed node-llama-cpp.
 
-All sides run from the start and are measured in turn, round by round. Figures are output tokens a second, medians of
-the rounds, with 128 tokens in and out; the ratio is of the medians. They are printed, and saved in benchmarks/results.
+All sides run from the start and are measured in turn, five rounds (rounds.py has the rules). Figures are medians: the
+output tokens a second of 1, 8 and 32 requests at a time with 128 tokens in and out, and over HTTP the seconds to the
+first token of a prompt of 2,040. Behind each is its share of the bound: the time in which all threads read the bytes
+of the file from memory, as a share of the time of a decode step. They are printed, and saved in benchmarks/results.
 """
 
 import argparse
-import asyncio
+import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from statistics import median
 from typing import Any
 
+from benchmarks import yardstick
 from benchmarks.cpu.libraries import library
+from benchmarks.cpu.recorded import Run
+from benchmarks.cpu.rounds import SPREAD, Cell, Side, Work, compare
 from benchmarks.cpu.servers import fairlead_server, vllm_server
 from benchmarks.record import save
-from engine_server.bench.arrivals import Clients
-from engine_server.bench.load import Load
-from engine_server.bench.rows import Measurement
-from engine_server.bench.run import bench
+from engine_server.modeling.native import levels
 
-TOKENS = 128
-# Output tokens a second of one side with a number of clients, in round number `round`.
-Measure = Callable[[int, int], float]
-Figures = dict[str, dict[str, float]]
+AT_A_TIME = (1, 8, 32)
+PROMPT = Work(1, prompt_tokens=2040, new_tokens=2, to_first_token=True)
+HTTP_BF16, HTTP_Q4 = "Fairlead, bfloat16, HTTP", "Fairlead, GGUF, HTTP"
+IN_PROCESS = "Fairlead, GGUF, in process"
 
 
-def over_http(base_url: str) -> Measure:
-    def measure(clients: int, round: int) -> float:
-        load = Load(base_url, "model", TOKENS, TOKENS, seed=round)
-        rows: list[Measurement] = []
-        asyncio.run(bench(load, [Clients(clients)], rows, count=max(4, 2 * clients)))
-        (row,) = rows
-        if row.errors:
-            raise SystemExit(f"{base_url}: {row.first_errors}")
-        return row.output_tokens_per_second
+def start(
+    stack: ExitStack, flags: argparse.Namespace, logs: Path
+) -> tuple[list[Side], list[Side], dict[str, Run]]:
+    """Start all sides; return the servers, the libraries, and how ours run."""
+    bf16, bf16_run = stack.enter_context(
+        fairlead_server(HTTP_BF16, flags.folder, "bfloat16", logs / "bf16.log")
+    )
+    q4, q4_run = stack.enter_context(fairlead_server(HTTP_Q4, flags.gguf, "auto", logs / "gguf.log"))
+    servers = [bf16, q4]
+    if flags.vllm:
+        servers.append(
+            stack.enter_context(
+                vllm_server("vLLM, bfloat16, HTTP", flags.vllm, flags.folder, logs / "vllm.log")
+            )
+        )
+    own = (sys.executable, "-m", "benchmarks.cpu.fairlead_side", str(flags.gguf))
+    ours, run = stack.enter_context(library(IN_PROCESS, own))
+    libraries = [ours]
+    if flags.openvino:
+        openvino = (str(flags.openvino / "bin/python"), "-m", "benchmarks.cpu.openvino_side", str(flags.gguf))
+        libraries.append(stack.enter_context(library("OpenVINO, GGUF, in process", openvino))[0])
+    if flags.llama:
+        script = Path(__file__).with_name("llama_side.mjs")
+        llama = ("node", str(script), str(flags.gguf.resolve()))
+        libraries.append(stack.enter_context(library("llama.cpp, GGUF, in process", llama, flags.llama))[0])
+    return servers, libraries, {HTTP_BF16: bf16_run, HTTP_Q4: q4_run, IN_PROCESS: run}
 
-    return measure
+
+def weights_bytes(model: Path) -> int:
+    """Return the bytes of a GGUF file, or of a folder's safetensors files."""
+    files = model.glob("*.safetensors") if model.is_dir() else (model,)
+    return sum(file.stat().st_size for file in files)
 
 
-def compare(sides: Mapping[str, Measure], clients: Sequence[int], rounds: int) -> Figures:
-    """Measure the sides in turn; return the medians by number of clients and side."""
-    rates: dict[int, dict[str, list[float]]] = {count: {name: [] for name in sides} for count in clients}
-    for number in range(rounds):
-        for count in clients:
-            for name, measure in sides.items():
-                print(f"round {number + 1}, {count} at a time: {name}", file=sys.stderr)
-                rates[count][name].append(measure(count, number))
-    return {
-        str(count): {name: median(given) for name, given in of_all.items()} for count, of_all in rates.items()
-    }
+def describe(name: str, work: Work, cell: Cell, read_seconds: float) -> dict[str, float]:
+    """Return what is saved of a cell: its figure, the spread of its rounds, and its share of the bound."""
+    saved = {"median": round(cell.median, 3), "spread": round(cell.spread, 2)}
+    if not work.to_first_token:
+        steps_a_second = cell.median / work.requests_at_a_time
+        saved["share_of_bound"] = round(steps_a_second * read_seconds, 3)
+    return saved
 
 
-def table(figures: Figures) -> str:
-    """Return rows of a Markdown table, with the ratio of the first side to the second."""
-    names = list(next(iter(figures.values())))
-    lines = [f"| at a time | {' | '.join(names)} | ratio |", "|---|" + "---|" * (len(names) + 1)]
-    for count, rates in figures.items():
-        ours, other = rates.values()
-        lines.append(f"| {count} | {ours:.1f} | {other:.1f} | {ours / other:.2f} |")
+def table(figures: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
+    """Return a Markdown table with a row for each side."""
+    works = list(figures)
+    names = dict.fromkeys(name for cells in figures.values() for name in cells)
+    lines = [f"| | {' | '.join(works)} |", "|---|" + "---|" * len(works)]
+    for name in names:
+        cells = (show(figures[work][name]) if name in figures[work] else "" for work in works)
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def show(cell: Mapping[str, float]) -> str:
+    bound = f" ({cell['share_of_bound']:.0%})" if "share_of_bound" in cell else ""
+    doubt = f", rounds differ by {cell['spread']}" if cell["spread"] > SPREAD else ""
+    return f"{cell['median']:.4g}{bound}{doubt}"
+
+
+def machine_state() -> dict[str, float]:
+    return {"load": round(os.getloadavg()[0], 2), "steal": round(yardstick.stolen(), 3)}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--gguf", type=Path, required=True, metavar="FILE")
     parser.add_argument("--vllm", type=Path, metavar="VENV")
-    parser.add_argument("--folder", type=Path)
     parser.add_argument("--openvino", type=Path, metavar="VENV")
-    parser.add_argument("--gguf", type=Path, metavar="FILE")
-    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--llama", type=Path, metavar="FOLDER")
+    parser.add_argument("--rounds", type=int, default=5)
     flags = parser.parse_args()
-    if (flags.vllm is None) != (flags.folder is None) or (flags.openvino is None) != (flags.gguf is None):
-        parser.error("give --vllm with --folder, and --openvino with --gguf")
-    result: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as logs:
-        if flags.vllm:
-            with ExitStack() as stack:
-                urls = {
-                    "fairlead": stack.enter_context(fairlead_server(flags.folder, Path(logs))),
-                    "vLLM": stack.enter_context(vllm_server(flags.vllm, flags.folder, Path(logs))),
-                }
-                sides = {name: over_http(url) for name, url in urls.items()}
-                result["over HTTP, bfloat16"] = compare(sides, flags.clients, flags.rounds)
-        if flags.openvino:
-            with ExitStack() as stack:
-                ours = stack.enter_context(
-                    library(sys.executable, "benchmarks.cpu.fairlead_side", flags.gguf)
-                )
-                theirs = stack.enter_context(
-                    library(str(flags.openvino / "bin/python"), "benchmarks.cpu.openvino_side", flags.gguf)
-                )
-                sides = {"fairlead": ours, "OpenVINO": theirs}
-                result["in process, GGUF"] = compare(sides, flags.clients, flags.rounds)
-    for title, figures in result.items():
-        print(f"{title}\n\n{table(figures)}\n")
+    before = machine_state()
+    sizes = {model: weights_bytes(model) for model in (flags.folder, flags.gguf)}
+    read_seconds = {model: yardstick.reading(size) for model, size in sizes.items()}
+    figures: dict[str, dict[str, dict[str, float]]] = {}
+    with tempfile.TemporaryDirectory() as logs, ExitStack() as stack:
+        servers, libraries, runs = start(stack, flags, Path(logs))
+        works: dict[str, tuple[Work, list[Side]]] = {
+            f"{count} at a time, tok/s": (Work(count), servers + libraries) for count in AT_A_TIME
+        }
+        works[f"first token of {PROMPT.prompt_tokens:,}, s"] = (PROMPT, servers)
+        for label, (work, sides) in works.items():
+            figures[label] = {
+                name: describe(name, work, cell, read_seconds[flags.gguf if "GGUF" in name else flags.folder])
+                for name, cell in compare(sides, work, flags.rounds).items()
+            }
+        paths = {name: run.report() for name, run in runs.items()}
+    result: dict[str, Any] = {
+        "kind": yardstick.kind(levels.instructions()),
+        "before": before,
+        "after": machine_state(),
+        "weights": {
+            str(model): {"bytes": sizes[model], "read_seconds": round(read_seconds[model], 5)}
+            for model in sizes
+        },
+        "paths": paths,
+        "figures": figures,
+    }
+    print(table(figures))
     print(f"saved {save('cpu', result)}")
     return 0
 

@@ -1,34 +1,47 @@
-"""The libraries that are compared, each in a process with an interpreter of its own."""
+"""The libraries that are compared, each in a process of its own that answers lines of JSON.
+
+A request has `prompts` and `new_tokens`; the answer has `seconds`, and ours also `kernels` and `steps`.
+"""
 
 import json
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-TOKENS = 128
-# About as many tokens as are generated.
+from benchmarks.cpu.recorded import Run
+from benchmarks.cpu.rounds import Side, Work
+
+# About 128 tokens, as many as are generated.
 PROMPT = "Tell me a long story about number {}. " * 12
 
 
 @contextmanager
-def library(interpreter: str, module: str, gguf: Path) -> Iterator[Callable[[int, int], float]]:
-    """Run one side; yield the function from batch size and round to output tokens a second."""
-    command = [interpreter, "-m", module, str(gguf)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as side:
-        assert side.stdin is not None and side.stdout is not None
-        requests, answers = side.stdin, side.stdout
+def library(name: str, command: Sequence[str], folder: Path | None = None) -> Iterator[tuple[Side, Run]]:
+    """Run one side; yield it, and how its steps run, which only ours answers.
 
-        def ask(prompts: list[str]) -> float:
-            print(json.dumps({"prompts": prompts, "new_tokens": TOKENS}), file=requests, flush=True)
+    folder: in which the command runs; default: the current one.
+    """
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        requests, answers = process.stdin, process.stdout
+        last: dict[str, Any] = {}
+
+        def ask(prompts: list[str], new_tokens: int) -> None:
+            print(json.dumps({"prompts": prompts, "new_tokens": new_tokens}), file=requests, flush=True)
             line = next((line for line in answers if line.startswith("{")), None)
             if line is None:
-                raise SystemExit(f"{module} ended")
-            return TOKENS * len(prompts) / float(json.loads(line)["seconds"])
+                raise SystemExit(f"{name} ended")
+            last.update(json.loads(line))
 
-        def measure(batch: int, round: int) -> float:
-            return ask([PROMPT.format(*[1000 * round + index] * 12) for index in range(batch)])
+        def measure(work: Work, number: int) -> float:
+            batch = work.requests_at_a_time
+            ask([PROMPT.format(*[1000 * number + index] * 12) for index in range(batch)], work.new_tokens)
+            return work.new_tokens * batch / float(last["seconds"])
 
-        ask(["Warm up."])
-        yield measure
+        ask(["Warm up."], 8)
+        yield Side(name, process.pid, measure), Run(lambda: last["kernels"], lambda: last["steps"])
         requests.close()
