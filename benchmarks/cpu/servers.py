@@ -64,7 +64,7 @@ def measure_over(base_url: str) -> Callable[[Work, int], float]:
     def measure(work: Work, number: int) -> float:
         load = Load(base_url, "model", work.prompt_tokens, work.new_tokens, seed=number)
         clients, rows = work.requests_at_a_time, list[Measurement]()
-        asyncio.run(bench(load, [Clients(clients)], rows, count=max(4, 2 * clients)))
+        asyncio.run(bench(load, [Clients(clients)], rows, count=max(4, clients)))
         (row,) = rows
         if row.errors:
             raise SystemExit(f"{base_url}: {row.first_errors}")
