@@ -427,7 +427,7 @@ def listed_permissions(text: str) -> set[tuple[str, str, str]]:
 
 
 def test_documented_permissions_are_those_of_the_roles(render: Render, root: Path) -> None:
-    text = (root / "docs/api.md").read_text().partition("Its permissions")[2].partition("\n# ")[0]
+    text = (root / "docs/api.md").read_text().partition("Its permissions")[2].partition("\n## ")[0]
     operator, _, router = text.partition("Those of the router")
     manifests = render()
     for component, table in (("operator", operator), ("router", router)):

@@ -15,7 +15,7 @@ from engine_server.server.api.messages.request import MessagesRequest
 from engine_server.server.api.responses.request import ResponsesRequest
 from engine_server.server.http.errors import ApiError
 
-DOCS = Path(__file__).parents[3] / "docs" / "api.md"
+DOCS = Path(__file__).parents[3] / "docs" / "http-api.md"
 MODELS: dict[str, type[ApiRequest]] = {"messages": MessagesRequest, "responses": ResponsesRequest}
 BODIES: dict[type[ApiRequest], dict[str, Any]] = {
     MessagesRequest: {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "a"}]},
@@ -53,7 +53,7 @@ def test_documentation_states_the_treatment_of_every_field() -> None:
     names = sorted({name for column in columns for name in column})
     actual = {name: tuple(column.get(name, "-") for column in columns) for name in names}
     table = "\n".join(f"| `{name}` | {' | '.join(found)} |" for name, found in actual.items())
-    assert documented == actual, f"docs/api.md should have\n{table}"
+    assert documented == actual, f"docs/http-api.md should have\n{table}"
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from engine_server.server.api.pooling.ranking import RerankRequest, ScoreRequest
 from engine_server.server.api.tokenization import DetokenizeRequest, TokenizeRequest
 from engine_server.server.http.errors import ApiError
 
-DOCS = Path(__file__).parents[3] / "docs" / "api.md"
+DOCS = Path(__file__).parents[3] / "docs" / "http-api.md"
 MODELS: dict[str, type[ApiRequest]] = {
     "completions": CompletionRequest,
     "chat": ChatRequest,
@@ -166,7 +166,7 @@ def test_documentation_states_the_treatment_of_every_field(
     actual = [
         f"| `{name}` | {' | '.join(kind(model, name) for model in models.values())} |" for name in names
     ]
-    assert documented == actual, "docs/api.md should have\n" + "\n".join(actual)
+    assert documented == actual, "docs/http-api.md should have\n" + "\n".join(actual)
 
 
 @pytest.mark.parametrize(
