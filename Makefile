@@ -24,7 +24,7 @@ CLUSTER := ../shared/cluster/cluster
 # helm and kubectl are not installed here: they are found on PATH or beside the cluster script.
 TOOLS = if ! command -v $(1) >/dev/null && [ -x $(CLUSTER) ]; then eval "$$($(CLUSTER) assets)"; fi; \
 	command -v $(1) >/dev/null || { echo "make $@: needs $(1) on PATH" >&2; exit 1; }
-RENDER = helm template fairlead charts/fairlead --namespace fairlead-system --skip-tests
+RENDER = helm template fairlead charts/fairlead --namespace fairlead-system --skip-tests --values manifests/values.yaml
 CHART_FILES := charts/fairlead/files
 CRD := $(CHART_FILES)/llmdeployment-crd.yaml
 # What charts/monitoring generates.
@@ -75,7 +75,7 @@ lint: $(VENV)/.development ## style, types, import contracts, file sizes, genera
 	@diff -u $(CRD) <($(BIN)/python -m llm_operator.api.crd) $(OUTDATED)
 	@rm -rf $(VENV)/monitoring; $(BIN)/python -m charts.monitoring $(VENV)/monitoring; for file in $(MONITORING); do \
 		diff -ru $(CHART_FILES)/$$file $(VENV)/monitoring/$$file $(OUTDATED); done
-	@$(call TOOLS,helm); helm lint --quiet charts/fairlead; diff -u $(MANIFEST) <($(RENDER)) $(OUTDATED)
+	@$(call TOOLS,helm); helm lint --quiet charts/fairlead --values manifests/values.yaml; diff -u $(MANIFEST) <($(RENDER)) $(OUTDATED)
 
 .PHONY: e2e
 e2e: $(VENV)/.development $(VENV)/.native ## end-to-end tests on this machine and on a cluster: KUBECONFIG's, or a temporary one

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from chart_manifests import YAML_LOADER
+from chart_manifests import IMAGE, YAML_LOADER
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "fairlead"
@@ -42,7 +42,7 @@ def helm() -> Helm:
 
 @pytest.fixture(scope="session")
 def render(helm: Helm, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[Manifest]]:
-    """The manifests of the chart for some values; with `tests`, also those of `helm test`."""
+    """The manifests of the chart for some values and an image; with `tests`, also those of `helm test`."""
     file = tmp_path_factory.mktemp("values") / "values.yaml"
 
     @cache
@@ -54,7 +54,8 @@ def render(helm: Helm, tmp_path_factory: pytest.TempPathFactory) -> Callable[...
         return result.stdout
 
     def rendered(tests: bool = False, **values: Any) -> list[Manifest]:
-        text = output(json.dumps(values), *([] if tests else ["--skip-tests"]))
+        image = {"image": {"repository": IMAGE}}
+        text = output(json.dumps(image | values), *([] if tests else ["--skip-tests"]))
         return [manifest for manifest in yaml.load_all(text, YAML_LOADER) if manifest]
 
     return rendered

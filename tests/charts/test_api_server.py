@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from api_server import ApiServer
-from chart_manifests import EVERY_VALUE, YAML_LOADER, Manifest
+from chart_manifests import EVERY_VALUE, SET_IMAGE, YAML_LOADER, Manifest
 from kubernetes_client import Client
 from waiting import until
 
@@ -58,7 +58,8 @@ def test_an_upgrade_from_the_last_release_is_accepted(api_server: ApiServer, hel
     release = ["--namespace=fairlead-system", f"--kubeconfig={api_server.kubeconfig}"]
     client = Client(api_server.kubeconfig, "fairlead-system")
     # Other tests of this API server may have left the CRD.
-    installed = helm("install", "fairlead", LAST_RELEASE, "--take-ownership", "--force-conflicts", *release)
+    takes_over = ["--take-ownership", "--force-conflicts"]
+    installed = helm("install", "fairlead", LAST_RELEASE, SET_IMAGE, *takes_over, *release)
     assert installed.returncode == 0, installed.stderr
 
     try:
@@ -81,7 +82,7 @@ def test_root_keys_outlast_an_upgrade_and_every_way_to_apply_the_chart(
     api_server: ApiServer, helm: Helm, render: Render
 ) -> None:
     release = ["--namespace=fairlead-system", f"--kubeconfig={api_server.kubeconfig}"]
-    values = ["--set=keys.enabled=true", "--set=crd.install=false"]
+    values = [SET_IMAGE, "--set=keys.enabled=true", "--set=crd.install=false"]
     chart = ROOT / "charts/fairlead"
     client, secret = Client(api_server.kubeconfig, "fairlead-system"), ("secret", "fairlead-router-key")
     installed = helm("install", "fairlead", chart, "--take-ownership", "--force-conflicts", *values, *release)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from chart_manifests import DIGEST, EVERY_VALUE, arguments, find, kinds, names, pods
+from chart_manifests import DIGEST, EVERY_VALUE, SET_IMAGE, arguments, find, kinds, names, pods
 from llm_operator.api import crd
 from llm_operator.api.profiles import read_profiles
 from llm_operator.api.spec import parse
@@ -28,7 +28,7 @@ def manifests(request: pytest.FixtureRequest, render: Render) -> list[Manifest]:
 
 
 def test_helm_lint_finds_nothing(helm: Helm, root: Path) -> None:
-    result = helm("lint", "--strict", root / "charts" / "fairlead")
+    result = helm("lint", "--strict", root / "charts" / "fairlead", SET_IMAGE)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
@@ -102,7 +102,8 @@ def test_only_the_crd_is_kept(manifests: list[Manifest]) -> None:
 def test_generated_files_are_current(helm: Helm, root: Path) -> None:
     definition = yaml.safe_load((root / "charts/fairlead/files/llmdeployment-crd.yaml").read_text())
     assert definition == crd.crd()
-    release = ["fairlead", root / "charts/fairlead", "--namespace", "fairlead-system"]
+    values = root / "manifests/values.yaml"
+    release = ["fairlead", root / "charts/fairlead", "--namespace", "fairlead-system", "--values", values]
     rendered = helm("template", *release, "--skip-tests").stdout
     plain = (root / "manifests/fairlead.yaml").read_text()
     assert list(yaml.safe_load_all(plain)) == list(yaml.safe_load_all(rendered)), "run `make manifests`"
@@ -145,6 +146,16 @@ def test_bindings_name_accounts_that_exist(manifests: list[Manifest]) -> None:
         if manifest["kind"].endswith("RoleBinding"):
             assert {subject["name"] for subject in manifest["subjects"]} <= accounts
             assert {subject["namespace"] for subject in manifest["subjects"]} == {"fairlead-system"}
+
+
+@pytest.mark.parametrize("command", ["template", "install"])
+def test_without_an_image_nothing_is_rendered(helm: Helm, root: Path, command: str) -> None:
+    flags = ["--dry-run=client"] if command == "install" else []
+
+    result = helm(command, "fairlead", root / "charts/fairlead", *flags)
+
+    assert result.returncode != 0
+    assert "image.repository is not set, and no image of Fairlead is published" in result.stderr
 
 
 def test_image_is_chosen_by_tag_or_digest(render: Render) -> None:
@@ -250,7 +261,8 @@ def test_credentials_of_clients_are_forwarded_only_where_engines_get_no_key(
     assert "--forward-credentials" not in arguments(render(), "router")
     assert "--forward-credentials" in arguments(render(keys={"enabled": False}, **forwards), "router")
 
-    result = helm("template", "fairlead", root / "charts/fairlead", "--set", "router.forwardCredentials=true")
+    settings = [SET_IMAGE, "--set=router.forwardCredentials=true"]
+    result = helm("template", "fairlead", root / "charts/fairlead", *settings)
 
     assert result.returncode != 0
     assert "router.forwardCredentials needs keys.enabled=false" in result.stderr
@@ -311,7 +323,7 @@ def test_routers_with_keys_find_each_other_by_a_headless_service(render: Render)
     ],
 )
 def test_values_schema_refuses_invalid_settings(helm: Helm, root: Path, setting: str, named: str) -> None:
-    result = helm("template", "fairlead", root / "charts/fairlead", "--set", setting)
+    result = helm("template", "fairlead", root / "charts/fairlead", SET_IMAGE, "--set", setting)
     assert result.returncode != 0
     assert named in result.stderr
 
@@ -379,7 +391,7 @@ def test_notes_have_a_complete_example_and_refer_to_no_file(
     helm: Helm, root: Path, settings: list[str]
 ) -> None:
     release = ["fairlead", root / "charts/fairlead", "--namespace", "fairlead-system"]
-    result = helm("install", *release, "--dry-run=client", *settings)
+    result = helm("install", *release, "--dry-run=client", SET_IMAGE, *settings)
     assert result.returncode == 0, result.stderr
     notes = result.stdout.partition("NOTES:")[2]
     manifest = textwrap.dedent(notes.partition("<<EOF\n")[2].partition("     EOF\n")[0])
