@@ -3,6 +3,7 @@
 #   TIER         which tests `make test` runs: default, or all
 #   TORCH_INDEX  the package index for torch alone (default: that of its CPU builds on a machine without an NVIDIA
 #                driver, if it can be reached; otherwise, or if empty, the ordinary index)
+#   IMAGE        the name of the image that `make image` builds
 #   KUBECONFIG   the cluster for `make e2e`
 TIER ?= default
 $(if $(filter-out default all,$(TIER)),$(error TIER is $(TIER), and can be default or all))
@@ -45,6 +46,23 @@ SAMPLE := manifests/samples/smollm2.yaml
 up: ## serve the sample model on this machine
 	@$(MAKE) --no-print-directory --jobs=2 $(VENV)/.native $(VENV)/.sample
 	@exec $(BIN)/fairlead up $(SAMPLE)
+
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+# No registry is called localhost: a node that lacks the image finds nobody else's by its name.
+IMAGE := localhost/fairlead:$(VERSION)
+KIND_CLUSTER := fairlead
+
+.PHONY: image
+image: ## build the image, with torch's CPU build unless TORCH_INDEX=... chooses another, and print how to load it
+	@IMAGE='$(IMAGE)' TORCH_INDEX='$(if $(filter undefined,$(origin TORCH_INDEX)),$(TORCH_CPU),$(TORCH_INDEX))' scripts/image
+
+.PHONY: kind
+kind: image ## serve the sample model on a kind cluster of this machine
+	@IMAGE='$(IMAGE)' CLUSTER='$(KIND_CLUSTER)' scripts/kind
+
+.PHONY: kind-down
+kind-down: ## remove the cluster of `make kind`
+	@kind delete cluster --name '$(KIND_CLUSTER)'
 
 # A server with the API of S3 for tests. It needs another version of dateutil than the Kubernetes client.
 MOTO := moto[s3,server]==5.2.5
