@@ -1,40 +1,20 @@
 """The chart's objects as a real API server sees them."""
 
-import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from api_server import ApiServer
-from chart_manifests import EVERY_VALUE, SET_IMAGE, YAML_LOADER, Manifest
+from chart_manifests import EVERY_VALUE, SET_IMAGE, Manifest
 from kubernetes_client import Client
-from waiting import until
 
 Render = Callable[..., list[Manifest]]
 Helm = Callable[..., subprocess.CompletedProcess[str]]
 
 ROOT = Path(__file__).parents[2]
-# Definitions of PodMonitor, PrometheusRule and HTTPRoute.
-CRDS = Path(os.environ.get("FOREIGN_CRDS", ROOT.parent / "shared" / "cluster" / "crds"))
 LAST_RELEASE = ROOT / "tests" / "e2e" / "fairlead-0.1.0.tgz"
-
-
-@pytest.fixture(scope="module")
-def foreign_kinds(api_server: ApiServer) -> None:
-    if not CRDS.is_dir():
-        pytest.skip(f"needs the CRDs of PodMonitor, PrometheusRule and HTTPRoute: FOREIGN_CRDS; no {CRDS}")
-    definitions = [
-        one for path in CRDS.glob("*.yaml") for one in yaml.load_all(path.read_text(), YAML_LOADER)
-    ]
-    api_server.client.apply(*definitions)
-    for definition in definitions:
-        spec = definition["spec"]
-        served = next(version["name"] for version in spec["versions"] if version["served"])
-        kind = (f"{spec['group']}/{served}", spec["names"]["kind"])
-        until(lambda kind=kind: api_server.client.serves(*kind))
 
 
 @pytest.fixture(scope="module")

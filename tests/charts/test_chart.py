@@ -4,7 +4,7 @@ import re
 import subprocess
 import textwrap
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from llm_operator.api import crd
 from llm_operator.api.profiles import read_profiles
 from llm_operator.api.spec import parse
 
+from charts import values_page
 from engine_server.contract.labels import METRICS_PORT
 
 Manifest = dict[str, Any]
@@ -320,6 +321,8 @@ def test_routers_with_keys_find_each_other_by_a_headless_service(render: Render)
         ("profiles.gpu-l4.replicas=2", "replicas"),
         ("networkPolicies.allowFrom[0].pods=x", "pods"),
         ("podMonitors.interval=15", "interval"),
+        ("serviceMonitors.interval=15", "interval"),
+        ("router.ingress.paths[0].path=v1", "path"),
     ],
 )
 def test_values_schema_refuses_invalid_settings(helm: Helm, root: Path, setting: str, named: str) -> None:
@@ -400,21 +403,53 @@ def test_notes_have_a_complete_example_and_refer_to_no_file(
     assert notes.count("--namespace team-a") == (2 if settings else 0)
 
 
-def test_every_group_of_values_is_documented(root: Path) -> None:
+def test_readme_of_the_chart_is_current(root: Path) -> None:
+    assert (root / "charts/fairlead/README.md").read_text() == values_page.page(), "run `make manifests`"
+
+
+def test_readme_of_the_chart_has_every_value(root: Path) -> None:
+    readme = (root / "charts/fairlead/README.md").read_text()
+    listed = re.findall(r"^\| `([\w.]+)` \|", readme, re.MULTILINE)
+    schema = yaml.safe_load((root / "charts/fairlead/values.schema.json").read_text())
     values = yaml.safe_load((root / "charts/fairlead/values.yaml").read_text())
-    documented = (root / "docs/operations.md").read_text()
-    paths = {
-        f"{component}.{name}" if component in ("operator", "router") else component
-        for component, inner in values.items()
-        for name in (inner if component in ("operator", "router") else [component])
-    }
 
-    def is_documented(path: str) -> bool:
-        # A row may list fields of one component by their names alone.
-        name = path.rpartition(".")[2]
-        return bool(re.search(rf"`{path}[`.]|`\.{name}`", documented))
+    def leaves(values: Manifest, node: Manifest, parent: str) -> Iterator[str]:
+        for name, value in values.items():
+            found = values_page.resolve(node["properties"][name], schema)
+            if value and "properties" in found:
+                yield from leaves(value, found, f"{parent}{name}.")
+            else:
+                yield parent + name
 
-    assert [path for path in sorted(paths) if not is_documented(path)] == []
+    assert set(leaves(values, schema, "")) <= set(listed)
+    assert len(listed) == len(set(listed))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said", "unsaid"),
+    [
+        (
+            [],
+            ["Anyone who reaches the router", "Engines answer to the router alone"],
+            ["$KEY", "past the router"],
+        ),
+        (
+            ["--set=router.keysSecret.name=callers"],
+            ["the Secret callers", "Bearer $KEY"],
+            ["Anyone who reaches"],
+        ),
+        (["--set=keys.enabled=false"], ["past the router: keys.enabled is false"], ["Engines answer"]),
+        (["--set=networkPolicies.enabled=true"], [], ["Every pod of the cluster"]),
+    ],
+    ids=["defaults", "keys of callers", "engines without keys", "network policies"],
+)
+def test_notes_say_who_may_call_what(
+    helm: Helm, root: Path, settings: list[str], said: list[str], unsaid: list[str]
+) -> None:
+    result = helm("install", "fairlead", root / "charts/fairlead", "--dry-run=client", SET_IMAGE, *settings)
+    notes = result.stdout.partition("NOTES:")[2]
+    assert [text for text in said if text not in notes] == []
+    assert [text for text in unsaid if text in notes] == []
 
 
 def permissions(rules: list[Manifest]) -> set[tuple[str, str, str]]:
