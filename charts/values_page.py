@@ -75,9 +75,9 @@ def comment_above(lines: list[str], end: int) -> tuple[str, list[str]]:
 
 def comment_behind(lines: list[str], key: Any, node: Any) -> str:
     """Return the comment on the line of a key, behind its value if that is there."""
-    on_this_line = node.end_mark.line == key.start_mark.line
-    column = node.end_mark.column if on_this_line else key.end_mark.column
-    return lines[key.start_mark.line][column:].partition("#")[2].strip()
+    end = node.end_mark if node.end_mark.line == key.start_mark.line else key.end_mark
+    behind = lines[key.start_mark.line][end.column :]
+    return behind.partition("#")[2].strip()
 
 
 def one_line(node: Any) -> str:
