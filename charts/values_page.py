@@ -96,7 +96,10 @@ def kind(node: Schema) -> str:
 
 def row(value: Value) -> str:
     text = PAGE.sub(lambda link: f"[{link[1]}](../../docs/{link[1]}{link[2] or ''})", value.description)
-    example = [f"`{line}`" for line in value.example]
+    example = [
+        f"`{code.strip()}` {note}".strip()
+        for code, _, note in (line.partition("# ") for line in value.example)
+    ]
     cells = (
         f"`{value.path}`",
         value.kind,
