@@ -3,6 +3,7 @@
 #   TIER         which tests `make test` runs: default, or all
 #   TORCH_INDEX  the package index for torch alone (default: that of its CPU builds on a machine without an NVIDIA
 #                driver, if it can be reached; otherwise, or if empty, the ordinary index)
+#   IMAGE        the name of the image that `make image` builds
 #   KUBECONFIG   the cluster for `make e2e`
 TIER ?= default
 $(if $(filter-out default all,$(TIER)),$(error TIER is $(TIER), and can be default or all))
@@ -21,16 +22,25 @@ TORCH_CPU := https://download.pytorch.org/whl/cpu
 OLDEST := 5.17.0
 OLDEST_NEEDS := huggingface-hub==1.33.0 httpx==0.28.1 httpcore==1.0.9
 CLUSTER := ../shared/cluster/cluster
+# What `make test-tools` has downloaded.
+TEST_TOOLS := $(CURDIR)/build/test-tools
+ifneq ($(wildcard $(TEST_TOOLS)/versions),)
+export PATH := $(TEST_TOOLS):$(PATH)
+export KUBEBUILDER_ASSETS ?= $(TEST_TOOLS)
+export FOREIGN_CRDS ?= $(TEST_TOOLS)/crds
+endif
 # helm and kubectl are not installed here: they are found on PATH or beside the cluster script.
 TOOLS = if ! command -v $(1) >/dev/null && [ -x $(CLUSTER) ]; then eval "$$($(CLUSTER) assets)"; fi; \
-	command -v $(1) >/dev/null || { echo "make $@: needs $(1) on PATH" >&2; exit 1; }
-RENDER = helm template fairlead charts/fairlead --namespace fairlead-system --skip-tests
+	command -v $(1) >/dev/null || { echo "make $@: needs $(1) on PATH: run make test-tools" >&2; exit 1; }
+RENDER = helm template fairlead charts/fairlead --namespace fairlead-system --skip-tests --values manifests/values.yaml
 CHART_FILES := charts/fairlead/files
 CRD := $(CHART_FILES)/llmdeployment-crd.yaml
+VALUES_PAGE := charts/fairlead/README.md
 # What charts/monitoring generates.
 MONITORING := dashboards rules.yaml
 MANIFEST := manifests/fairlead.yaml
-OUTDATED = || { echo "make lint: a generated file is outdated: run make manifests" >&2; exit 1; }
+CHART := docs/throughput.svg
+OUTDATED = || { echo "make lint: a generated file is outdated: run make manifests figures" >&2; exit 1; }
 
 .PHONY: help
 help: ## list the targets
@@ -46,6 +56,23 @@ up: ## serve the sample model on this machine
 	@$(MAKE) --no-print-directory --jobs=2 $(VENV)/.native $(VENV)/.sample
 	@exec $(BIN)/fairlead up $(SAMPLE)
 
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+# No registry is called localhost: a node that lacks the image finds nobody else's by its name.
+IMAGE := localhost/fairlead:$(VERSION)
+KIND_CLUSTER := fairlead
+
+.PHONY: image
+image: ## build the image, with torch's CPU build unless TORCH_INDEX=... chooses another, and print how to load it
+	@IMAGE='$(IMAGE)' TORCH_INDEX='$(if $(filter undefined,$(origin TORCH_INDEX)),$(TORCH_CPU),$(TORCH_INDEX))' scripts/image
+
+.PHONY: kind
+kind: image ## serve the sample model on a kind cluster of this machine
+	@IMAGE='$(IMAGE)' CLUSTER='$(KIND_CLUSTER)' scripts/kind
+
+.PHONY: kind-down
+kind-down: ## remove the cluster of `make kind`
+	@kind delete cluster --name '$(KIND_CLUSTER)'
+
 # A server with the API of S3 for tests. It needs another version of dateutil than the Kubernetes client.
 MOTO := moto[s3,server]==5.2.5
 
@@ -60,6 +87,10 @@ test-oldest: $(VENV)/.oldest $(VENV)/.native ## the tests that depend on transfo
 		--numprocesses logical --maxprocesses 4 --dist loadfile -m 'transformers and not e2e' tests/engine tests/core tests/modeling \
 		tests/test_foreign_internals.py
 
+.PHONY: test-tools
+test-tools: $(VENV)/bin/python ## download helm, envtest and CRDs, which make test and make lint then use
+	@$(BIN)/python tests/tools.py $(TEST_TOOLS)
+
 .PHONY: mutations
 mutations: $(VENV)/.development $(VENV)/.native ## check that the tests notice faults put into the scheduler, the router and the operator
 	@$(BIN)/python tests/mutations/run.py
@@ -73,9 +104,11 @@ lint: $(VENV)/.development ## style, types, import contracts, file sizes, genera
 	@$(BIN)/python .ci/budgets.py
 	@$(BIN)/python tests/mutations/run.py --check
 	@diff -u $(CRD) <($(BIN)/python -m llm_operator.api.crd) $(OUTDATED)
+	@diff -u $(VALUES_PAGE) <($(BIN)/python -m charts.values_page) $(OUTDATED)
+	@diff -u $(CHART) <($(BIN)/python -m benchmarks.throughput_chart) $(OUTDATED)
 	@rm -rf $(VENV)/monitoring; $(BIN)/python -m charts.monitoring $(VENV)/monitoring; for file in $(MONITORING); do \
 		diff -ru $(CHART_FILES)/$$file $(VENV)/monitoring/$$file $(OUTDATED); done
-	@$(call TOOLS,helm); helm lint --quiet charts/fairlead; diff -u $(MANIFEST) <($(RENDER)) $(OUTDATED)
+	@$(call TOOLS,helm); helm lint --quiet charts/fairlead --values manifests/values.yaml; diff -u $(MANIFEST) <($(RENDER)) $(OUTDATED)
 
 .PHONY: e2e
 e2e: $(VENV)/.development $(VENV)/.native ## end-to-end tests on this machine and on a cluster: KUBECONFIG's, or a temporary one
@@ -98,10 +131,15 @@ gpu-check: $(VENV)/.development ## without a GPU: import the GPU benchmark and t
 	@$(BIN)/pytest -q -m '' --numprocesses logical --durations 3 tests/modeling/test_kernel_compile.py
 
 .PHONY: manifests
-manifests: $(VENV)/.development ## generate CRD, dashboards and alerts in charts/fairlead, and render the chart into manifests/
+manifests: $(VENV)/.development ## generate CRD, README, dashboards and alerts in charts/fairlead, and render the chart into manifests/
 	@$(BIN)/python -m llm_operator.api.crd >$(CRD)
+	@$(BIN)/python -m charts.values_page >$(VALUES_PAGE)
 	@rm -rf $(MONITORING:%=$(CHART_FILES)/%); $(BIN)/python -m charts.monitoring $(CHART_FILES)
 	@$(call TOOLS,helm); $(RENDER) >$(MANIFEST)
+
+.PHONY: figures
+figures: $(VENV)/.development ## draw the chart of README from the committed results of benchmarks
+	@$(BIN)/python -m benchmarks.throughput_chart >$(CHART)
 
 # Pins for every platform and Python from 3.11 on, without naming a package index.
 .PHONY: constraints

@@ -1,7 +1,4 @@
-"""Draw README's chart of throughput beside vLLM and OpenVINO from the committed results.
-
-python -m benchmarks.throughput_chart
-"""
+"""Print README's chart of throughput beside vLLM and OpenVINO, an SVG, from the committed results: `make figures`."""
 
 import json
 from collections.abc import Iterator
@@ -82,4 +79,4 @@ def draw() -> str:
 
 
 if __name__ == "__main__":
-    CHART.write_text(draw())
+    print(draw(), end="")

@@ -9,9 +9,12 @@ Manifest = dict[str, Any]
 # The parser in C, where there is one.
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
+# What must be set, for helm's own command line too.
+IMAGE = "registry.example/fairlead"
+SET_IMAGE = f"--set=image.repository={IMAGE}"
 DIGEST = "sha256:" + "0f" * 32
 EVERY_VALUE: dict[str, Any] = {
-    "image": {"repository": "registry.example/fairlead", "digest": DIGEST, "pullPolicy": "Always"},
+    "image": {"repository": IMAGE, "digest": DIGEST, "pullPolicy": "Always"},
     "imagePullSecrets": [{"name": "registry"}],
     "commonLabels": {"cost-center": "ml"},
     "watchNamespaces": ["team-a", "team-b"],

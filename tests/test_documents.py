@@ -30,7 +30,8 @@ from engine_server.server.settings import ApiSettings
 from engine_server.server.sources import Settings
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "benchmarks" / "notebook.md"])
+PLACES = ("*.md", "docs/*.md", "charts/fairlead/*.md", "examples/*.md", "benchmarks/*.md")
+DOCUMENTS = [document for place in PLACES for document in sorted(ROOT.glob(place))]
 NAMES = [str(document.relative_to(ROOT)) for document in DOCUMENTS]
 
 FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)

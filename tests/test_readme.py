@@ -40,9 +40,7 @@ def test_figures_of_cpus_are_those_of_the_committed_results() -> None:
 
 
 def test_chart_is_drawn_from_the_committed_results() -> None:
-    assert throughput_chart.CHART.read_text() == throughput_chart.draw(), (
-        "run python -m benchmarks.throughput_chart"
-    )
+    assert throughput_chart.CHART.read_text() == throughput_chart.draw(), "run make figures"
 
 
 def test_figures_of_the_router_are_those_of_the_committed_results() -> None:

@@ -19,6 +19,8 @@ from llm_operator.control.root_keys import KeySecrets
 from llm_operator.settings import PodPolicy, PodSecurity, Settings
 
 LEASE_NAME = "fairlead-operator"
+# The tag in manifests/fairlead.yaml, which an overlay replaces.
+PLACEHOLDER_TAG = "image-not-set"
 OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -73,7 +75,9 @@ def parse(argv: list[str]) -> Options:
 
 def parser() -> argparse.ArgumentParser:
     flags = argparse.ArgumentParser(prog="fairlead operator", description="Turns LLMDeployments into pods.")
-    flags.add_argument("--engine-image", required=True, help="for LLMDeployments without engine.image")
+    flags.add_argument(
+        "--engine-image", required=True, type=engine_image, help="for LLMDeployments without engine.image"
+    )
     flags.add_argument(
         "--namespace", action="append", default=[], help="namespace to watch; repeatable; default: all"
     )
@@ -161,6 +165,15 @@ def parser() -> argparse.ArgumentParser:
 def own_namespace() -> str:
     """Return the namespace of this pod, or the default one outside a cluster."""
     return OWN_NAMESPACE.read_text().strip() if OWN_NAMESPACE.exists() else DEFAULT_NAMESPACE
+
+
+def engine_image(image: str) -> str:
+    """Return the image unless it is the placeholder. Raises argparse.ArgumentTypeError."""
+    if image.endswith(f":{PLACEHOLDER_TAG}"):
+        raise argparse.ArgumentTypeError(
+            f"{image} is the placeholder of manifests/fairlead.yaml: the overlay must set this argument too"
+        )
+    return image
 
 
 def pod_policy(path: str) -> PodPolicy:

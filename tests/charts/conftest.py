@@ -9,11 +9,15 @@ from typing import Any
 
 import pytest
 import yaml
-from chart_manifests import YAML_LOADER
+from api_server import ApiServer
+from chart_manifests import IMAGE, YAML_LOADER
+from waiting import until
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "fairlead"
 CLUSTER = ROOT.parent / "shared" / "cluster" / "cluster"
+# Definitions of kinds of other projects: PodMonitor, ServiceMonitor, PrometheusRule, HTTPRoute and ScaledObject.
+CRDS = Path(os.environ.get("FOREIGN_CRDS", CLUSTER.parent / "crds"))
 Manifest = dict[str, Any]
 Helm = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -42,7 +46,7 @@ def helm() -> Helm:
 
 @pytest.fixture(scope="session")
 def render(helm: Helm, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[Manifest]]:
-    """The manifests of the chart for some values; with `tests`, also those of `helm test`."""
+    """The manifests of the chart for some values and an image; with `tests`, also those of `helm test`."""
     file = tmp_path_factory.mktemp("values") / "values.yaml"
 
     @cache
@@ -54,7 +58,23 @@ def render(helm: Helm, tmp_path_factory: pytest.TempPathFactory) -> Callable[...
         return result.stdout
 
     def rendered(tests: bool = False, **values: Any) -> list[Manifest]:
-        text = output(json.dumps(values), *([] if tests else ["--skip-tests"]))
+        image = {"image": {"repository": IMAGE}}
+        text = output(json.dumps(image | values), *([] if tests else ["--skip-tests"]))
         return [manifest for manifest in yaml.load_all(text, YAML_LOADER) if manifest]
 
     return rendered
+
+
+@pytest.fixture(scope="session")
+def foreign_kinds(api_server: ApiServer) -> None:
+    if not CRDS.is_dir():
+        pytest.skip(f"needs the CRDs of other projects: FOREIGN_CRDS; no {CRDS}")
+    definitions = [
+        one for path in CRDS.glob("*.yaml") for one in yaml.load_all(path.read_text(), YAML_LOADER)
+    ]
+    api_server.client.apply(*definitions)
+    for definition in definitions:
+        spec = definition["spec"]
+        served = next(version["name"] for version in spec["versions"] if version["served"])
+        kind = (f"{spec['group']}/{served}", spec["names"]["kind"])
+        until(lambda kind=kind: api_server.client.serves(*kind))

@@ -1,40 +1,20 @@
 """The chart's objects as a real API server sees them."""
 
-import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from api_server import ApiServer
-from chart_manifests import EVERY_VALUE, YAML_LOADER, Manifest
+from chart_manifests import EVERY_VALUE, SET_IMAGE, Manifest
 from kubernetes_client import Client
-from waiting import until
 
 Render = Callable[..., list[Manifest]]
 Helm = Callable[..., subprocess.CompletedProcess[str]]
 
 ROOT = Path(__file__).parents[2]
-# Definitions of PodMonitor, PrometheusRule and HTTPRoute.
-CRDS = Path(os.environ.get("FOREIGN_CRDS", ROOT.parent / "shared" / "cluster" / "crds"))
 LAST_RELEASE = ROOT / "tests" / "e2e" / "fairlead-0.1.0.tgz"
-
-
-@pytest.fixture(scope="module")
-def foreign_kinds(api_server: ApiServer) -> None:
-    if not CRDS.is_dir():
-        pytest.skip(f"needs the CRDs of PodMonitor, PrometheusRule and HTTPRoute: FOREIGN_CRDS; no {CRDS}")
-    definitions = [
-        one for path in CRDS.glob("*.yaml") for one in yaml.load_all(path.read_text(), YAML_LOADER)
-    ]
-    api_server.client.apply(*definitions)
-    for definition in definitions:
-        spec = definition["spec"]
-        served = next(version["name"] for version in spec["versions"] if version["served"])
-        kind = (f"{spec['group']}/{served}", spec["names"]["kind"])
-        until(lambda kind=kind: api_server.client.serves(*kind))
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +38,8 @@ def test_an_upgrade_from_the_last_release_is_accepted(api_server: ApiServer, hel
     release = ["--namespace=fairlead-system", f"--kubeconfig={api_server.kubeconfig}"]
     client = Client(api_server.kubeconfig, "fairlead-system")
     # Other tests of this API server may have left the CRD.
-    installed = helm("install", "fairlead", LAST_RELEASE, "--take-ownership", "--force-conflicts", *release)
+    takes_over = ["--take-ownership", "--force-conflicts"]
+    installed = helm("install", "fairlead", LAST_RELEASE, SET_IMAGE, *takes_over, *release)
     assert installed.returncode == 0, installed.stderr
 
     try:
@@ -81,7 +62,7 @@ def test_root_keys_outlast_an_upgrade_and_every_way_to_apply_the_chart(
     api_server: ApiServer, helm: Helm, render: Render
 ) -> None:
     release = ["--namespace=fairlead-system", f"--kubeconfig={api_server.kubeconfig}"]
-    values = ["--set=keys.enabled=true", "--set=crd.install=false"]
+    values = [SET_IMAGE, "--set=keys.enabled=true", "--set=crd.install=false"]
     chart = ROOT / "charts/fairlead"
     client, secret = Client(api_server.kubeconfig, "fairlead-system"), ("secret", "fairlead-router-key")
     installed = helm("install", "fairlead", chart, "--take-ownership", "--force-conflicts", *values, *release)

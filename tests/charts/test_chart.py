@@ -4,17 +4,18 @@ import re
 import subprocess
 import textwrap
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from chart_manifests import DIGEST, EVERY_VALUE, arguments, find, kinds, names, pods
+from chart_manifests import DIGEST, EVERY_VALUE, SET_IMAGE, arguments, find, kinds, names, pods
 from llm_operator.api import crd
 from llm_operator.api.profiles import read_profiles
 from llm_operator.api.spec import parse
 
+from charts import values_page
 from engine_server.contract.labels import METRICS_PORT
 
 Manifest = dict[str, Any]
@@ -28,7 +29,7 @@ def manifests(request: pytest.FixtureRequest, render: Render) -> list[Manifest]:
 
 
 def test_helm_lint_finds_nothing(helm: Helm, root: Path) -> None:
-    result = helm("lint", "--strict", root / "charts" / "fairlead")
+    result = helm("lint", "--strict", root / "charts" / "fairlead", SET_IMAGE)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
@@ -102,7 +103,8 @@ def test_only_the_crd_is_kept(manifests: list[Manifest]) -> None:
 def test_generated_files_are_current(helm: Helm, root: Path) -> None:
     definition = yaml.safe_load((root / "charts/fairlead/files/llmdeployment-crd.yaml").read_text())
     assert definition == crd.crd()
-    release = ["fairlead", root / "charts/fairlead", "--namespace", "fairlead-system"]
+    values = root / "manifests/values.yaml"
+    release = ["fairlead", root / "charts/fairlead", "--namespace", "fairlead-system", "--values", values]
     rendered = helm("template", *release, "--skip-tests").stdout
     plain = (root / "manifests/fairlead.yaml").read_text()
     assert list(yaml.safe_load_all(plain)) == list(yaml.safe_load_all(rendered)), "run `make manifests`"
@@ -145,6 +147,16 @@ def test_bindings_name_accounts_that_exist(manifests: list[Manifest]) -> None:
         if manifest["kind"].endswith("RoleBinding"):
             assert {subject["name"] for subject in manifest["subjects"]} <= accounts
             assert {subject["namespace"] for subject in manifest["subjects"]} == {"fairlead-system"}
+
+
+@pytest.mark.parametrize("command", ["template", "install"])
+def test_without_an_image_nothing_is_rendered(helm: Helm, root: Path, command: str) -> None:
+    flags = ["--dry-run=client"] if command == "install" else []
+
+    result = helm(command, "fairlead", root / "charts/fairlead", *flags)
+
+    assert result.returncode != 0
+    assert "image.repository is not set, and no image of Fairlead is published" in result.stderr
 
 
 def test_image_is_chosen_by_tag_or_digest(render: Render) -> None:
@@ -250,7 +262,8 @@ def test_credentials_of_clients_are_forwarded_only_where_engines_get_no_key(
     assert "--forward-credentials" not in arguments(render(), "router")
     assert "--forward-credentials" in arguments(render(keys={"enabled": False}, **forwards), "router")
 
-    result = helm("template", "fairlead", root / "charts/fairlead", "--set", "router.forwardCredentials=true")
+    settings = [SET_IMAGE, "--set=router.forwardCredentials=true"]
+    result = helm("template", "fairlead", root / "charts/fairlead", *settings)
 
     assert result.returncode != 0
     assert "router.forwardCredentials needs keys.enabled=false" in result.stderr
@@ -308,10 +321,12 @@ def test_routers_with_keys_find_each_other_by_a_headless_service(render: Render)
         ("profiles.gpu-l4.replicas=2", "replicas"),
         ("networkPolicies.allowFrom[0].pods=x", "pods"),
         ("podMonitors.interval=15", "interval"),
+        ("serviceMonitors.interval=15", "interval"),
+        ("router.ingress.paths[0].path=v1", "path"),
     ],
 )
 def test_values_schema_refuses_invalid_settings(helm: Helm, root: Path, setting: str, named: str) -> None:
-    result = helm("template", "fairlead", root / "charts/fairlead", "--set", setting)
+    result = helm("template", "fairlead", root / "charts/fairlead", SET_IMAGE, "--set", setting)
     assert result.returncode != 0
     assert named in result.stderr
 
@@ -379,7 +394,7 @@ def test_notes_have_a_complete_example_and_refer_to_no_file(
     helm: Helm, root: Path, settings: list[str]
 ) -> None:
     release = ["fairlead", root / "charts/fairlead", "--namespace", "fairlead-system"]
-    result = helm("install", *release, "--dry-run=client", *settings)
+    result = helm("install", *release, "--dry-run=client", SET_IMAGE, *settings)
     assert result.returncode == 0, result.stderr
     notes = result.stdout.partition("NOTES:")[2]
     manifest = textwrap.dedent(notes.partition("<<EOF\n")[2].partition("     EOF\n")[0])
@@ -388,21 +403,53 @@ def test_notes_have_a_complete_example_and_refer_to_no_file(
     assert notes.count("--namespace team-a") == (2 if settings else 0)
 
 
-def test_every_group_of_values_is_documented(root: Path) -> None:
+def test_readme_of_the_chart_is_current(root: Path) -> None:
+    assert (root / "charts/fairlead/README.md").read_text() == values_page.page(), "run `make manifests`"
+
+
+def test_readme_of_the_chart_has_every_value(root: Path) -> None:
+    readme = (root / "charts/fairlead/README.md").read_text()
+    listed = re.findall(r"^\| `([\w.]+)` \|", readme, re.MULTILINE)
+    schema = yaml.safe_load((root / "charts/fairlead/values.schema.json").read_text())
     values = yaml.safe_load((root / "charts/fairlead/values.yaml").read_text())
-    documented = (root / "docs/operations.md").read_text()
-    paths = {
-        f"{component}.{name}" if component in ("operator", "router") else component
-        for component, inner in values.items()
-        for name in (inner if component in ("operator", "router") else [component])
-    }
 
-    def is_documented(path: str) -> bool:
-        # A row may list fields of one component by their names alone.
-        name = path.rpartition(".")[2]
-        return bool(re.search(rf"`{path}[`.]|`\.{name}`", documented))
+    def leaves(values: Manifest, node: Manifest, parent: str) -> Iterator[str]:
+        for name, value in values.items():
+            found = values_page.resolve(node["properties"][name], schema)
+            if value and "properties" in found:
+                yield from leaves(value, found, f"{parent}{name}.")
+            else:
+                yield parent + name
 
-    assert [path for path in sorted(paths) if not is_documented(path)] == []
+    assert set(leaves(values, schema, "")) <= set(listed)
+    assert len(listed) == len(set(listed))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said", "unsaid"),
+    [
+        (
+            [],
+            ["Anyone who reaches the router", "Engines answer to the router alone"],
+            ["$KEY", "past the router"],
+        ),
+        (
+            ["--set=router.keysSecret.name=callers"],
+            ["the Secret callers", "Bearer $KEY"],
+            ["Anyone who reaches"],
+        ),
+        (["--set=keys.enabled=false"], ["past the router: keys.enabled is false"], ["Engines answer"]),
+        (["--set=networkPolicies.enabled=true"], [], ["Every pod of the cluster"]),
+    ],
+    ids=["defaults", "keys of callers", "engines without keys", "network policies"],
+)
+def test_notes_say_who_may_call_what(
+    helm: Helm, root: Path, settings: list[str], said: list[str], unsaid: list[str]
+) -> None:
+    result = helm("install", "fairlead", root / "charts/fairlead", "--dry-run=client", SET_IMAGE, *settings)
+    notes = result.stdout.partition("NOTES:")[2]
+    assert [text for text in said if text not in notes] == []
+    assert [text for text in unsaid if text in notes] == []
 
 
 def permissions(rules: list[Manifest]) -> set[tuple[str, str, str]]:

@@ -157,6 +157,25 @@ def test_ingress_without_hosts_takes_every_host(render: Render) -> None:
     assert "host" not in rules[0]
 
 
+def test_ingress_has_each_path_for_each_host(render: Render) -> None:
+    paths = [{"path": "/v1", "pathType": "Prefix"}, {"path": "/health", "pathType": "Exact"}]
+    hosts = ["models.example.com", "llm.example.com"]
+    manifests = render(router={"ingress": {"enabled": True, "hosts": hosts, "paths": paths}})
+
+    rules = find(manifests, "Ingress", "fairlead-router")["spec"]["rules"]
+
+    assert [rule["host"] for rule in rules] == hosts
+    for rule in rules:
+        found = [{name: each[name] for name in ("path", "pathType")} for each in rule["http"]["paths"]]
+        assert found == paths
+
+
+def test_ingress_leads_everything_to_the_router_by_default(render: Render) -> None:
+    rules = find(render(router={"ingress": {"enabled": True}}), "Ingress", "fairlead-router")["spec"]["rules"]
+    (path,) = rules[0]["http"]["paths"]
+    assert (path["path"], path["pathType"]) == ("/", "Prefix")
+
+
 def test_pod_monitors_cover_operator_router_and_the_engines_of_all_namespaces(render: Render) -> None:
     manifests = render(podMonitors={"enabled": True, "labels": {"release": "prometheus"}})
     for component in ("operator", "router"):

@@ -1,10 +1,14 @@
-"""The request of `helm test`, sent through a real router to an engine that answers one sentence."""
+"""The request of `helm test`, sent through a real router to an engine that answers one sentence.
+
+With a real embedding model: tests/server/api/pooling/test_embeddings.py.
+"""
 
 import json
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -46,15 +50,29 @@ def engine() -> Iterator[str]:
         server.shutdown()
 
 
-@pytest.fixture(scope="module")
-def router(engine: str) -> Iterator[str]:
-    flags = ["--host=127.0.0.1", "--port=0", "--metrics-port=0", "--endpoint", f"smollm2={engine}"]
+@contextmanager
+def running_router(*source: str) -> Iterator[str]:
+    flags = ["--host=127.0.0.1", "--port=0", "--metrics-port=0", *source]
     command = [sys.executable, "-m", "engine_server.cli", "router", *flags]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         address = next(filter(None, (re.search(r"listening on (\S+)", line) for line in process.stderr)))
         yield address[1]
         process.kill()
+
+
+@pytest.fixture(scope="module")
+def router(engine: str) -> Iterator[str]:
+    with running_router("--endpoint", f"smollm2={engine}") as address:
+        yield address
+
+
+@pytest.fixture
+def router_without_models(tmp_path: Path) -> Iterator[str]:
+    file = tmp_path / "endpoints.json"
+    file.write_text('{"deployments": []}')
+    with running_router("--endpoints-file", str(file)) as address:
+        yield address
 
 
 def run(router: str, model: str = "") -> subprocess.CompletedProcess[str]:
@@ -65,7 +83,19 @@ def run(router: str, model: str = "") -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("model", ["", "smollm2"])
 def test_succeeds_when_a_model_answers(router: str, model: str) -> None:
     done = run(router, model)
-    assert (done.returncode, done.stdout.strip()) == (0, "smollm2 answered: ' blue.'")
+    answer = 'smollm2 answered at /v1/completions: {"choices": [{"text": " blue."}]}'
+    assert (done.returncode, done.stdout.strip()) == (0, answer)
+
+
+def test_succeeds_before_there_is_a_model(router_without_models: str) -> None:
+    done = run(router_without_models)
+    assert (done.returncode, done.stdout.strip()) == (0, "the router answers, and lists no model yet")
+
+
+def test_fails_without_the_model_that_is_asked_for(router_without_models: str) -> None:
+    done = run(router_without_models, "smollm2")
+    assert done.returncode == 1
+    assert "404" in done.stderr and "smollm2" in done.stderr
 
 
 def test_fails_with_the_routers_reason_for_an_unknown_model(router: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from api_server import ApiServer
-from chart_manifests import YAML_LOADER, arguments
+from chart_manifests import SET_IMAGE, YAML_LOADER, arguments
 from kubernetes_client import Client
 
 Helm = Callable[..., subprocess.CompletedProcess[str]]
@@ -61,7 +61,7 @@ def test_a_release_of_0_2_0_is_upgraded_and_rolled_back(
     # Other tests of this API server may have left the CRD.
     run(
         *("install", "fairlead", CHART_OF_0_2_0, "--take-ownership", "--force-conflicts"),
-        "--set=router.replicas=3",
+        *(SET_IMAGE, "--set=router.replicas=3"),
     )
     try:
         before = {component: flags_of(component) for component in ("operator", "router")}
@@ -69,7 +69,7 @@ def test_a_release_of_0_2_0_is_upgraded_and_rolled_back(
         # As the operator does.
         client.patch("secret", "fairlead-admin-key", root_key)
 
-        run("upgrade", "fairlead", CHART, *flags)
+        run("upgrade", "fairlead", CHART, SET_IMAGE, *flags)
 
         assert (ROUTER_KEY in flags_of("operator")) is has_keys
         assert (ENGINE_KEY in flags_of("router")) is has_keys

@@ -1,6 +1,7 @@
 {{- define "fairlead.image" -}}
 {{- with .Values.image }}
-{{- if .digest }}{{ .repository }}@{{ .digest }}{{ else }}{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}
+{{- $repository := .repository | required "image.repository is not set, and no image of Fairlead is published: build one with `make image`, bring it to the nodes, and set its name" }}
+{{- if .digest }}{{ $repository }}@{{ .digest }}{{ else }}{{ $repository }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}
 {{- end }}
 {{- end }}
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from chart_manifests import SET_IMAGE
 from kubernetes_client import STRATEGIC, Client, RefusedError
 from waiting import until
 
@@ -24,7 +25,7 @@ def policies(world: Any) -> Iterator[None]:
     flags = ["--namespace", world.namespace, "--show-only", TEMPLATE, "--set", "admissionPolicy.enabled=true"]
     flags += ["--set", "operator.serviceAccount.name=operator"]
     rendered = subprocess.run(
-        [helm, "template", "fairlead", CHART, *flags], check=True, capture_output=True, text=True
+        [helm, "template", "fairlead", CHART, SET_IMAGE, *flags], check=True, capture_output=True, text=True
     )
     manifests = [each for each in yaml.safe_load_all(rendered.stdout) if each]
     world.apply(*manifests)
