@@ -14,7 +14,6 @@ import llm_local.command
 import llm_operator.flags
 import pytest
 import yaml
-from llm_local.manifests import ManifestError
 from llm_operator.api.crd import crd
 from llm_operator.api.spec import parse
 
@@ -124,8 +123,7 @@ def without_effect(error: Exception) -> Callable[..., Any]:
 
 @pytest.fixture
 def parsers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[[list[str]], object]]:
-    """The parser of each command; those of `up` and `fetch` are within their programs, which end behind it."""
-    monkeypatch.setattr(llm_local.command, "read", without_effect(ManifestError("not read")))
+    """The parser of each command; that of `fetch` is within its program, which ends behind it."""
     monkeypatch.setattr(
         engine_server.models.command, "resolve", without_effect(ModelSourceError("not fetched"))
     )
@@ -133,7 +131,7 @@ def parsers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[[list[str]], 
         "engine": parse_engine,
         "router": parse_router,
         "operator": llm_operator.flags.parser().parse_args,
-        "up": llm_local.command.main,
+        "up": llm_local.command.build_parser().parse_args,
         "fetch": engine_server.models.command.main,
         "bench": engine_server.bench.command.parser().parse_args,
     }

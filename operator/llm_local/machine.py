@@ -23,8 +23,9 @@ def visible_gpus(chosen: str | None) -> list[str]:
     return [str(index) for index, line in enumerate(listed.splitlines()) if line.startswith("GPU ")]
 
 
-def free_port(wanted: int) -> int:
-    """Return `wanted`, or a free port for 0. Raises OSError if it is in use."""
-    with socket.create_server((HOST, wanted)) as listener:
+def free_port(host: str, wanted: int) -> int:
+    """Return `wanted`, or a free port for 0. Raises OSError if it is in use, or if the machine lacks the address."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, wanted), family=family) as listener:
         port: int = listener.getsockname()[1]
         return port
