@@ -1,17 +1,18 @@
 """`fairlead fetch URI`: fetch a model and print its folder as the last line of stdout."""
 
-import argparse
 import logging
 import sys
 from pathlib import Path
 
+from engine_server.contract.command_line import Parser
+from engine_server.contract.listening import ListenError
 from engine_server.contract.paths import PROGRESS_PATH
 from engine_server.models import ModelSourceError, Progress, resolve
 from engine_server.models.progress_server import serve
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="fairlead fetch", description="Fetch a model into a local folder and print its path."
     )
     parser.add_argument(
@@ -29,11 +30,11 @@ def main(argv: list[str]) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("engine_server.models").setLevel(logging.INFO)
     progress = Progress()
-    if arguments.progress_port is not None:
-        serve(progress, arguments.progress_port)
     try:
+        if arguments.progress_port is not None:
+            serve(progress, arguments.progress_port)
         print(resolve(arguments.uri, arguments.to, progress=progress), flush=True)
-    except ModelSourceError as error:
+    except (ModelSourceError, ListenError) as error:
         print(f"fairlead fetch: {error}", file=sys.stderr)
         return 1
     return 0
