@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
     except ValueError as error:
         settings.fail(str(error))
     except OSError as error:
-        print(f"fairlead engine: can't listen on {error}", file=sys.stderr)
+        print(f"fairlead engine: {error}", file=sys.stderr)
         return 1
     status = uvloop.run(server.run())
     if args.uds is not None:
@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
 
 
 def start(options: Namespace, args: ServerArgs, started: float) -> tuple[EngineHost, Server]:
-    """Start the core and open the server's sockets. Raises ValueError for settings, OSError for an address."""
+    """Start the core and open the server's sockets. Raises ValueError for settings, or OSError."""
     core = CoreProcess()
     try:
         # These imports take a second, in which the core has started its own.

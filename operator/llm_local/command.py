@@ -7,7 +7,9 @@ from pathlib import Path
 
 import yaml
 
+from engine_server.contract.command_line import Parser
 from engine_server.contract.labels import ROUTER_PORT
+from engine_server.contract.listening import ListenError
 from llm_local.engines import Command, fairlead
 from llm_local.left_out import left_out
 from llm_local.local import up
@@ -18,7 +20,7 @@ from llm_local.router import Router
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="fairlead up", description="Run models and LLMDeployments on this machine, without a cluster."
     )
     flag = parser.add_argument
@@ -35,12 +37,12 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="the number of engines of each model (default: the manifest's, or 1)",
     )
-    flag("--host", default=HOST, help="the router's address; 0.0.0.0: all (default: %(default)s)")
+    flag("--host", default=HOST, help="the router's address; 0.0.0.0: all")
     flag(
         "--port",
         type=int,
         default=ROUTER_PORT,
-        help="the router's port; 0: any free one (default: %(default)s)",
+        help="the router's port; 0: any free one",
     )
     flag(
         "--keys-file",
@@ -80,9 +82,8 @@ def router_port(host: str, wanted: int) -> int:
     """Return `wanted`, or a free port for 0. Raises StartError if it cannot be used."""
     try:
         return free_port(host, wanted)
-    except (OSError, OverflowError) as error:
-        reason = f"port {wanted} of {host} cannot be used ({error})"
-        raise StartError(f"{reason}; choose another one with --port or --host") from error
+    except ListenError as error:
+        raise StartError(f"{error}; choose another address with --port or --host") from error
 
 
 def positive(text: str) -> int:

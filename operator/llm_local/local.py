@@ -147,9 +147,11 @@ async def wait_for_routes(session: aiohttp.ClientSession, address: str, pods: Se
 
 async def sample_for(engine: Engine) -> tuple[Sample, str]:
     """Return a request that the engine's model answers, and the model's name."""
-    model = engine.pod.deployment.served_names[0]
+    deployment = engine.pod.deployment
     async with engine.session(PROBE_TIMEOUT) as session:
-        return await accepted(session, model), model
+        # Engines know their deployment; the router knows the other names.
+        sample = await accepted(session, f"{deployment.namespace}/{deployment.name}")
+    return sample, deployment.served_names[0]
 
 
 def greet(

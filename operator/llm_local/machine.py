@@ -2,9 +2,10 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
+
+from engine_server.contract.listening import listen_on
 
 HOST = "127.0.0.1"
 
@@ -24,8 +25,7 @@ def visible_gpus(chosen: str | None) -> list[str]:
 
 
 def free_port(host: str, wanted: int) -> int:
-    """Return `wanted`, or a free port for 0. Raises OSError if it is in use, or if the machine lacks the address."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, wanted), family=family) as listener:
+    """Return `wanted`, or a free port for 0. Raises ListenError."""
+    with listen_on(host, wanted) as listener:
         port: int = listener.getsockname()[1]
         return port

@@ -56,10 +56,12 @@ class Answer(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
         if name == "router" and "--keys-file" in values:
             self.send_error(401)
-        elif "--embeds" in rest and self.path != "/v1/embeddings":
+        elif "--embeds" in rest and (self.path != "/v1/embeddings" or self.asked() != "default/tiny"):
             self.send_error(400)
         else:
             self.do_GET()
+    def asked(self):
+        return json.loads(self.rfile.read(int(self.headers["content-length"])))["model"]
     def log_message(self, *_): pass
 if name == "router":
     server = http.server.ThreadingHTTPServer((values["--host"], int(values["--port"])), Answer)
@@ -405,7 +407,7 @@ def test_reports_a_port_in_use_before_anything_starts(
         taken.listen()
         port = taken.getsockname()[1]
         assert command.main([str(file), f"--port={port}"]) == 1
-    assert f"fairlead up: port {port} of 127.0.0.1 cannot be used" in capfd.readouterr().err
+    assert f"fairlead up: can't listen on 127.0.0.1:{port}: " in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("flags", [["--port=70000"], ["--host=192.0.2.1", "--port=0"]])
@@ -414,7 +416,7 @@ def test_reports_an_address_that_this_machine_lacks(
 ) -> None:
     assert command.main(["org/name", *flags]) == 1
     captured = capfd.readouterr()
-    assert "cannot be used" in captured.err and "--port or --host" in captured.err
+    assert "can't listen on " in captured.err and "--port or --host" in captured.err
     assert captured.out == ""
 
 
