@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -16,12 +17,15 @@ import pytest
 
 from engine_server import cli
 from engine_server.contract.command_line import help_of
+from engine_server.contract.logs import LEVELS
 from engine_server.contract.version import VERSION
 
 ENDPOINT = ["router", "--endpoint=m=http://127.0.0.1:1", "--host=127.0.0.1"]
 OPERATOR = ["operator", "--engine-image=x"]
 TAKEN = "TAKEN"
 NOT_YAML = "NOT_YAML"
+# A kubeconfig whose cluster has no address.
+SERVERLESS = "{current-context: a, contexts: [{name: a, context: {cluster: a}}], clusters: [{name: a, cluster: {b: c}}]}"
 
 
 def run(words: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
@@ -141,6 +145,16 @@ def test_a_kubeconfig_that_cannot_be_used_is_named(content: str, tmp_path: Path)
     assert "no cluster: " in done.stderr
 
 
+@pytest.mark.parametrize("content", ["a: [", "just words", "contexts: 3", SERVERLESS])
+def test_a_router_names_a_kubeconfig_that_cannot_be_used(content: str, tmp_path: Path) -> None:
+    (tmp_path / "config").write_text(content)
+
+    done = run(["router", "--kubernetes", f"--kubeconfig={tmp_path / 'config'}"])
+
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    assert "the kubeconfig cannot be used: " in done.stderr
+
+
 def test_a_health_port_in_use_ends_the_operator(taken: str, tmp_path: Path) -> None:
     (tmp_path / "config").write_text(kubeconfig("http://127.0.0.1:1"))
 
@@ -148,6 +162,41 @@ def test_a_health_port_in_use_ends_the_operator(taken: str, tmp_path: Path) -> N
 
     assert (done.returncode, "Traceback" in done.stderr) == (1, False)
     assert f"can't listen on port {taken}: " in done.stderr
+
+
+# Programs that log at least one line and end, with the component of the line.
+LOGGING = [
+    pytest.param(
+        [*ENDPOINT, f"--port={TAKEN}", "--metrics-port=0"], "router", "can't listen on", id="router"
+    ),
+    pytest.param([*OPERATOR, "--health-port=0"], "operator", "no cluster", id="operator"),
+    pytest.param(["fetch", "pypi://none"], "fetch", "downloading none", id="fetch"),
+]
+
+
+@pytest.mark.parametrize(("words", "component", "message"), LOGGING)
+def test_log_lines_have_time_level_and_component(
+    words: list[str], component: str, message: str, taken: str, tmp_path: Path
+) -> None:
+    words = [word.replace(TAKEN, taken) for word in words]
+
+    text = run(words, HOME=str(tmp_path), PIP_NO_INDEX="1").stderr
+    objects = run([*words, "--log-format=json"], HOME=str(tmp_path), PIP_NO_INDEX="1").stderr
+
+    assert re.search(rf"(?m)^\d{{4}}-\d\d-\d\d \S+ (INFO|ERROR) {component}: .*{message}", text)
+    lines = [json.loads(line) for line in objects.splitlines() if line.startswith("{")]
+    assert {line["component"] for line in lines} == {component}
+    assert any(message in line["message"] for line in lines)
+    assert all(line["time"] and line["level"] in LEVELS for line in lines)
+
+
+def test_level_of_logs_is_that_of_the_flag_or_of_the_environment(tmp_path: Path) -> None:
+    words = ["fetch", "pypi://none"]
+    variables = {"HOME": str(tmp_path), "PIP_NO_INDEX": "1"}
+
+    assert " INFO fetch: " in run(words, **variables).stderr
+    assert " INFO fetch: " not in run([*words, "--log-level=warning"], **variables).stderr
+    assert " INFO fetch: " not in run(words, **variables, FAIRLEAD_LOG_LEVEL="error").stderr
 
 
 def kubeconfig(server: str) -> str:

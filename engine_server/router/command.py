@@ -14,6 +14,7 @@ from engine_server.contract.command_line import Parser
 from engine_server.contract.drain import ANNOUNCE_SECONDS, DEFAULT_DRAIN_TIMEOUT_SECONDS
 from engine_server.contract.labels import METRICS_PORT, ROUTER_PORT
 from engine_server.contract.listening import ListenError
+from engine_server.contract.logs import add_log_flags, configure_logs
 from engine_server.contract.open_files import most_connections, raise_open_files_limit
 from engine_server.contract.policies import DEFAULT_POLICY
 from engine_server.router.callers.callers import Callers
@@ -153,6 +154,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="URL",
         help="export a span for each request of a sampled trace to this address (OTLP over HTTP)",
     )
+    add_log_flags(parser)
     flag = parser.add_argument_group("keys and limits").add_argument
     flag(
         "--keys-file",
@@ -322,7 +324,7 @@ def main(argv: list[str]) -> int:
             parser.error(f"--otlp-traces-endpoint needs the extra `tracing` of this package: {error}")
         tracing = Tracing(flags.otlp_traces_endpoint)
     lines = LineWriter(sys.stderr.fileno())
-    logging.basicConfig(level=logging.INFO, format="router: %(message)s", stream=lines)
+    configure_logs("router", flags.log_level, flags.log_format, lines)
     access_log = None if flags.access_log == "off" else AccessLog(lines, RENDERERS[flags.access_log])
     outputs = Outputs(lines, access_log, tracing)
     try:

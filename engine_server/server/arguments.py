@@ -11,6 +11,7 @@ from typing import Literal, Self
 
 from engine_server.contract.drain import ANNOUNCE_SECONDS, DEFAULT_DRAIN_TIMEOUT_SECONDS
 from engine_server.contract.labels import ADMIN_PORT, ENGINE_PORT
+from engine_server.contract.logs import FORMAT_HELP, LEVEL_HELP, Format, Level
 from engine_server.engine.arguments.fields import argument
 from engine_server.engine.arguments.flags import parse_size
 from engine_server.server.http.tls import TlsFiles
@@ -154,8 +155,10 @@ class CorsArguments:
 
 @dataclass(kw_only=True)
 class LogArguments:
-    """Access log and documentation."""
+    """Logs and documentation."""
 
+    log_level: Level | None = argument(None, LEVEL_HELP)
+    log_format: Format | None = argument(None, FORMAT_HELP)
     access_log_format: Literal["text", "json"] = argument("text", "lines of text, or a JSON object per line")
     disable_access_log_for_endpoints: list[str] = argument(
         [], "paths that are not logged, with commas between them; /health, /ready and /metrics never are",

@@ -10,11 +10,10 @@ from typing import Any
 
 from aiohttp import web
 from kubernetes.aio.client import ApiClient
-from kubernetes.aio.config import ConfigException
 from prometheus_client.aiohttp import make_aiohttp_handler
-from yaml import YAMLError
 
 from engine_server.contract.listening import ListenError
+from engine_server.contract.logs import configure_logs
 from llm_operator import metrics
 from llm_operator.autoscaling.autoscaler import Autoscaler
 from llm_operator.autoscaling.routers import Routers
@@ -42,10 +41,8 @@ class NoClusterError(Exception):
 def main(argv: list[str]) -> int:
     """Run the operator; the return value is the process's exit status."""
     options = parse(argv)
-    logging.basicConfig(
-        level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    if options.log_level == "info":
+    configure_logs("operator", options.log_level, options.log_format)
+    if logging.getLogger().level == logging.INFO:
         # kopf logs every event at this level.
         logging.getLogger("kopf").setLevel(logging.WARNING)
     try:
@@ -61,7 +58,7 @@ async def run_until_signal(options: Options) -> int:
     on_signals(stop.set)
     try:
         configuration = await load_configuration()
-    except (ConfigException, OSError, ValueError, YAMLError) as error:
+    except Exception as error:  # the client raises anything for a malformed file
         raise NoClusterError(
             f"no cluster: {error}; KUBECONFIG names the file with its address, or a pod has a service account"
         ) from error

@@ -12,6 +12,7 @@ import msgspec
 from engine_server.contract.api import DEFAULT_NAMESPACE
 from engine_server.contract.command_line import Parser
 from engine_server.contract.labels import METRICS_PORT
+from engine_server.contract.logs import add_log_flags
 from llm_operator.api.pod_policy import read_pod_policy
 from llm_operator.api.profiles import read_profiles
 from llm_operator.api.schema import SpecError
@@ -35,7 +36,8 @@ class Options:
     lease_namespace: str
     # Of health and of metrics.
     ports: tuple[int, int]
-    log_level: str
+    log_level: str | None
+    log_format: str | None
 
 
 def parse(argv: list[str]) -> Options:
@@ -69,6 +71,7 @@ def parse(argv: list[str]) -> Options:
         lease_namespace=options.lease_namespace,
         ports=(options.health_port, options.metrics_port),
         log_level=options.log_level,
+        log_format=options.log_format,
     )
 
 
@@ -154,12 +157,7 @@ def parser() -> argparse.ArgumentParser:
         "--health-port", type=int, default=8081, help="port of /healthz and /metrics, for probes"
     )
     flags.add_argument("--metrics-port", type=int, default=METRICS_PORT, help="port of /metrics and /healthz")
-    flags.add_argument(
-        "--log-level",
-        default="info",
-        choices=("debug", "info", "warning", "error"),
-        help="the least level of lines that are logged",
-    )
+    add_log_flags(flags)
     return flags
 
 

@@ -195,7 +195,11 @@ def test_files_are_hashed_while_they_are_downloaded(
 
 
 def test_a_fetch_logs_percent_bytes_and_seconds(
-    moto: str, settings: Callable[..., dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    moto: str,
+    settings: Callable[..., dict[str, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     for name, value in settings(moto).items():
         monkeypatch.setenv(name, value)
@@ -208,8 +212,8 @@ def test_a_fetch_logs_percent_bytes_and_seconds(
             if shown.fullmatch(record.getMessage()):
                 seen.set()
 
+    caplog.set_level(logging.INFO, store.log.name)
     monkeypatch.setattr(store.log, "handlers", [Watch()])
-    monkeypatch.setattr(store.log, "level", logging.INFO)
     rename = Path.rename
 
     def rename_after_a_line(path: Path, target: Path) -> Path:
