@@ -25,7 +25,9 @@ OPERATOR = ["operator", "--engine-image=x"]
 TAKEN = "TAKEN"
 NOT_YAML = "NOT_YAML"
 # A kubeconfig whose cluster has no address.
-SERVERLESS = "{current-context: a, contexts: [{name: a, context: {cluster: a}}], clusters: [{name: a, cluster: {b: c}}]}"
+SERVERLESS = (
+    "{current-context: a, contexts: [{name: a, context: {cluster: a}}], clusters: [{name: a, cluster: {}}]}"
+)
 
 
 def run(words: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
