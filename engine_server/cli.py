@@ -17,32 +17,41 @@ COMMANDS = {
     "up": Command("llm_local.command", "run LLMDeployments on this machine, without a cluster"),
     "fetch": Command("engine_server.models.command", "fetch a model into a local folder and print its path"),
     "bench": Command("engine_server.bench.command", "measure any OpenAI-compatible server under load"),
+    "version": Command("engine_server.version", "print the version; with --verbose what a bug report needs"),
 }
+# The exit status of a command that SIGINT ended.
+INTERRUPTED = 130
 
 
 def usage() -> str:
     rows = "\n".join(f"  {name:10}{command.summary}" for name, command in COMMANDS.items())
-    return f"usage: fairlead COMMAND ...\n\ncommands:\n{rows}\n\n`fairlead COMMAND --help` lists a command's flags."
+    more = (
+        "`fairlead COMMAND --help` and `fairlead help COMMAND` list a command's flags; -V prints the version."
+    )
+    return f"usage: fairlead COMMAND ...\n\ncommands:\n{rows}\n\n{more}"
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command that `argv` names and return the process's exit status."""
     arguments = sys.argv[1:] if argv is None else argv
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(usage())
-        return 0 if arguments else 2
-    name, *rest = arguments
-    if name == "--version":
-        from importlib.metadata import version
-
-        print(f"fairlead {version('fairlead')}")
-        return 0
+    match arguments:
+        case [] | ["-h" | "--help" | "help"]:
+            print(usage())
+            return 0 if arguments else 2
+        case ["-V" | "--version", *_]:
+            name, rest = "version", []
+        case ["help", name, *_]:
+            rest = ["--help"]
+        case [name, *rest]:
+            pass
     if name not in COMMANDS:
         print(f"fairlead: there is no command {name!r}; there are {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     try:
         run = importlib.import_module(COMMANDS[name].module).main
         return int(run(rest) or 0)
+    except KeyboardInterrupt:
+        return INTERRUPTED
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in ("engine_server", "llm_operator", "llm_local"):
             raise

@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
 from engine_server import cli
+from engine_server.contract.command_line import help_of as help_of_flag
 
 # What differs between two starts of a program, or tells where its code lies, by the word that stands for it.
 VARIABLE = {
@@ -76,10 +77,7 @@ def describe_action(action: argparse.Action) -> list[str]:
         words.append(f"default={action.default!r}")
     lines = ["  " + " ".join(words)]
     if action.help:
-        text = action.help
-        if isinstance(action, argparse.BooleanOptionalAction):
-            text = text.removesuffix(" (default: %(default)s)")  # Python before 3.13 appends it
-        lines.append("      " + text % vars(action))
+        lines.append("      " + help_of_flag(action) % vars(action))
     return lines
 
 

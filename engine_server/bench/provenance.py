@@ -8,7 +8,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("fairlead", "torch", "triton", "transformers", "vllm")
+from engine_server.contract.version import VERSION
+
+PACKAGES = ("torch", "triton", "transformers", "vllm")
 
 
 def provenance(*command: str) -> dict[str, Any]:
@@ -22,7 +24,7 @@ def provenance(*command: str) -> dict[str, Any]:
             "load": os.getloadavg(),
             "system": f"{platform.system()} {platform.release()}",
         },
-        "versions": {"python": platform.python_version(), **installed()},
+        "versions": {"python": platform.python_version(), "fairlead": VERSION, **installed()},
     }
 
 

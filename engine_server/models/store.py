@@ -6,15 +6,19 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from threading import Event, Thread
 
+from engine_server.contract.downloads import downloaded
 from engine_server.models import folder, record
 from engine_server.models.errors import ModelSourceError
 from engine_server.models.progress import Progress
 from engine_server.models.record import ORIGIN, Checksums
 
 log = logging.getLogger(__name__)
+# Between two lines of the progress.
+REPORT_SECONDS = 5.0
 # Writes a model into an empty folder, and returns what its source tells of the files. Raises ModelSourceError.
 Fill = Callable[[Path], Checksums | None]
 
@@ -71,7 +75,7 @@ def _fill(
             staging, ignore_errors=True
         )  # of an interrupted process, which no longer holds the lock
     staging.mkdir(exist_ok=True)
-    progress.folder = staging
+    progress.follow(staging)
     try:
         (staging / ORIGIN).write_text(uri + "\n")
         known = fill(staging) or Checksums()
@@ -157,9 +161,30 @@ def check_space(folder: Path, needed: int, uri: str) -> None:
 
 
 @contextmanager
-def step(what: str) -> Iterator[None]:
-    """Log the start of a step and its duration."""
+def step(what: str, progress: Progress | None = None) -> Iterator[None]:
+    """Log the start of a step, every few seconds its progress, and its duration."""
     log.info("%s ...", what)
     start = time.monotonic()
-    yield
+    with reporting(what, progress, start) if progress else nullcontext():
+        yield
     log.info("%s: done in %.1f s", what, time.monotonic() - start)
+
+
+@contextmanager
+def reporting(what: str, progress: Progress, start: float) -> Iterator[None]:
+    """Log the progress every REPORT_SECONDS inside the block, with the seconds since `start`."""
+    ended = Event()
+
+    def report() -> None:
+        while not ended.wait(REPORT_SECONDS):
+            if done := progress.done:
+                seconds = time.monotonic() - start
+                log.info("%s: %s after %.0f s", what, downloaded(done, progress.total), seconds)
+
+    reporter = Thread(target=report, daemon=True)
+    reporter.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        reporter.join()

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import uvloop
 
+from engine_server.contract.command_line import Parser
 from engine_server.contract.drain import ANNOUNCE_SECONDS, DEFAULT_DRAIN_TIMEOUT_SECONDS
 from engine_server.contract.labels import METRICS_PORT, ROUTER_PORT
+from engine_server.contract.listening import ListenError
+from engine_server.contract.logs import add_log_flags, configure_logs
 from engine_server.contract.open_files import most_connections, raise_open_files_limit
 from engine_server.contract.policies import DEFAULT_POLICY
 from engine_server.router.callers.callers import Callers
@@ -44,35 +47,38 @@ BUFFER_SHARE = 4
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    parser = argparse.ArgumentParser("fairlead router", description="Spread requests over engine replicas.")
+    parser = Parser(
+        "fairlead router",
+        description="Spread requests over engine replicas. `fairlead router key NAME` makes a key for --keys-file.",
+    )
     flag = parser.add_argument
-    flag("--host", default="0.0.0.0", help="address to listen on (%(default)s)")  # noqa: S104
-    flag("--port", type=int, default=ROUTER_PORT, help="port to listen on; 0 takes a free one (%(default)s)")
+    flag("--host", default="0.0.0.0", help="address to listen on")  # noqa: S104
+    flag("--port", type=int, default=ROUTER_PORT, help="port to listen on; 0 takes a free one")
     flag(
         "--metrics-port",
         type=int,
         default=METRICS_PORT,
-        help="port of /metrics and /internal, for the cluster alone; 0 takes a free one (%(default)s)",
+        help="port of /metrics and /internal, for the cluster alone; 0 takes a free one",
     )
     flag(
         "--policy",
         choices=sorted(POLICIES),
         default=DEFAULT_POLICY,
-        help="policy of deployments that do not name one (%(default)s)",
+        help="policy of deployments that do not name one",
     )
     flag(
         "--prefix-chars",
         type=positive,
         default=DEFAULT_PREFIX_CHARS,
         metavar="N",
-        help="characters of the first user message, or of the prompt, by which the policy prefix chooses (%(default)s)",
+        help="characters of the first user message, or of the prompt, by which the policy prefix chooses",
     )
     flag(
         "--max-body-bytes",
         type=int,
         default=Limits().body,
         metavar="N",
-        help="largest body of a request (%(default)s)",
+        help="largest body of a request",
     )
     flag(
         "--buffer-bytes",
@@ -95,7 +101,7 @@ def build_parser() -> argparse.ArgumentParser:
         default=Limits().idle_seconds,
         metavar="S",
         help="seconds without a request after which a client's connection is closed; longer than load balancers keep "
-        "theirs (%(default)s)",
+        "theirs",
     )
     flag(
         "--allow-origin",
@@ -127,7 +133,7 @@ def build_parser() -> argparse.ArgumentParser:
         default=ANNOUNCE_SECONDS,
         metavar="S",
         help="seconds after SIGTERM in which connections are still accepted, until load balancers see that the router "
-        "is not ready (%(default)s)",
+        "is not ready",
     )
     flag(
         "--drain-timeout",
@@ -135,19 +141,20 @@ def build_parser() -> argparse.ArgumentParser:
         default=DEFAULT_DRAIN_TIMEOUT_SECONDS,
         metavar="S",
         help="seconds that requests in flight get after that, at most: with --kubernetes they get the longest "
-        "rollout.drainTimeoutSeconds of all LLMDeployments (%(default)s)",
+        "rollout.drainTimeoutSeconds of all LLMDeployments",
     )
     flag(
         "--access-log",
         choices=("off", *RENDERERS),
         default="off",
-        help="a line on stderr for each request (%(default)s)",
+        help="a line on stderr for each request",
     )
     flag(
         "--otlp-traces-endpoint",
         metavar="URL",
         help="export a span for each request of a sampled trace to this address (OTLP over HTTP)",
     )
+    add_log_flags(parser)
     flag = parser.add_argument_group("keys and limits").add_argument
     flag(
         "--keys-file",
@@ -182,14 +189,14 @@ def build_parser() -> argparse.ArgumentParser:
         type=int,
         default=hold.requests,
         metavar="N",
-        help="requests of one deployment that wait at most for a replica (%(default)s)",
+        help="requests of one deployment that wait at most for a replica",
     )
     flag(
         "--hold-seconds",
         type=float,
         default=hold.seconds,
         metavar="S",
-        help="longest wait for a replica; 0 refuses requests immediately (%(default)s)",
+        help="longest wait for a replica; 0 refuses requests immediately",
     )
     flag(
         "--queue-when-full",
@@ -202,7 +209,7 @@ def build_parser() -> argparse.ArgumentParser:
         default=WatchTimes().stall,
         metavar="S",
         help="seconds without a byte of an engine after which a stream is continued by another replica; engines send a "
-        "comment every 15 s (%(default)s)",
+        "comment every 15 s",
     )
     flag = parser.add_argument_group("sources of endpoints (several may be given)").add_argument
     flag(
@@ -220,7 +227,7 @@ def build_parser() -> argparse.ArgumentParser:
         default=READY_PATH,
         metavar="PATH",
         help="path at which the engines of --endpoint, and those of --endpoints-file that name none, answer 200 while "
-        "they take requests; /health for vLLM, SGLang and llama.cpp (%(default)s)",
+        "they take requests; /health for vLLM, SGLang and llama.cpp",
     )
     flag(
         "--endpoint-key-file",
@@ -246,7 +253,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--kubeconfig",
         type=Path,
         metavar="FILE",
-        help="default: the pod's service account, else $KUBECONFIG, else ~/.kube/config",
+        help="access to the cluster (default: the pod's service account, else $KUBECONFIG, else ~/.kube/config)",
     )
     return parser
 
@@ -317,13 +324,16 @@ def main(argv: list[str]) -> int:
             parser.error(f"--otlp-traces-endpoint needs the extra `tracing` of this package: {error}")
         tracing = Tracing(flags.otlp_traces_endpoint)
     lines = LineWriter(sys.stderr.fileno())
-    logging.basicConfig(level=logging.INFO, format="router: %(message)s", stream=lines)
+    configure_logs("router", flags.log_level, flags.log_format, lines)
     access_log = None if flags.access_log == "off" else AccessLog(lines, RENDERERS[flags.access_log])
     outputs = Outputs(lines, access_log, tracing)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             deployments = deployments_from_flags(flags.endpoint, flags.ready_path, flags.endpoint_key_file)
             runner.run(serve(settings, deployments, sources, callers, outputs))
+    except ListenError as error:
+        log.error("%s", error)
+        return 1
     finally:
         lines.close(LOG_CLOSE_SECONDS)
     return 0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, FastAPI
 from starlette.routing import Route
 
+from engine_server.contract.version import VERSION
 from engine_server.server.admission import Admission
 from engine_server.server.api import (
     admin,
@@ -53,7 +53,7 @@ def build_application(host: EngineHost, args: ServerArgs, keys: ApiKeys) -> tupl
     """
     app = FastAPI(
         title="Fairlead",
-        version=version("fairlead"),
+        version=VERSION,
         root_path=args.root_path,
         openapi_url=None if args.disable_fastapi_docs else "/openapi.json",
         redoc_url=None,

@@ -11,6 +11,7 @@ from typing import Literal, Self
 
 from engine_server.contract.drain import ANNOUNCE_SECONDS, DEFAULT_DRAIN_TIMEOUT_SECONDS
 from engine_server.contract.labels import ADMIN_PORT, ENGINE_PORT
+from engine_server.contract.logs import FORMAT_HELP, LEVEL_HELP, Format, Level
 from engine_server.engine.arguments.fields import argument
 from engine_server.engine.arguments.flags import parse_size
 from engine_server.server.http.tls import TlsFiles
@@ -43,8 +44,8 @@ def paths(text: str) -> list[str]:
 class AddressArguments:
     """Address."""
 
-    host: str = argument("0.0.0.0", "address to listen on (default: %(default)s)")  # noqa: S104
-    port: int = argument(ENGINE_PORT, "port (default: %(default)s; 0: any free one)")
+    host: str = argument("0.0.0.0", "address to listen on")  # noqa: S104
+    port: int = argument(ENGINE_PORT, "port; 0: any free one")
     uds: Path | None = argument(None, "Unix socket to listen on, in place of host and port", metavar="PATH")
     allow_host: list[str] | None = argument(
         None,
@@ -64,19 +65,18 @@ class LimitArguments:
     )
     drain_timeout: float = argument(
         float(DEFAULT_DRAIN_TIMEOUT_SECONDS),
-        "time for requests in flight to finish after SIGTERM (default: %(default)g)",
+        "time for requests in flight to finish after SIGTERM",
         metavar="SECONDS",
     )
     drain_grace: float = argument(
         ANNOUNCE_SECONDS,
         "time after SIGTERM for which new requests are still accepted, until routers have seen that the server is "
-        "not ready; a part of the drain timeout (default: %(default)g)",
+        "not ready; a part of the drain timeout",
         metavar="SECONDS",
     )
     idle_timeout: int = argument(
         DEFAULT_IDLE_TIMEOUT_SECONDS,
-        "time without a request after which a connection is closed; longer than load balancers keep theirs "
-        "(default: %(default)s)",
+        "time without a request after which a connection is closed; longer than load balancers keep theirs",
         metavar="SECONDS",
     )
     enable_server_load_tracking: bool = argument(
@@ -112,10 +112,8 @@ class AdminArguments:
     enable_admin: bool = argument(
         False, "serve sleep, pause, cache reset and profiles, on a port of their own"
     )
-    admin_host: str = argument("127.0.0.1", "address of the admin API (default: %(default)s)")
-    admin_port: int = argument(
-        ADMIN_PORT, "port of the admin API (default: %(default)s; 0: any free one)", metavar="PORT"
-    )
+    admin_host: str = argument("127.0.0.1", "address of the admin API")
+    admin_port: int = argument(ADMIN_PORT, "port of the admin API; 0: any free one", metavar="PORT")
     admin_key_file: Path | None = argument(
         None,
         "a file with the admin API's keys as in --api-key-file; or the environment variable FAIRLEAD_ADMIN_KEY. "
@@ -157,8 +155,10 @@ class CorsArguments:
 
 @dataclass(kw_only=True)
 class LogArguments:
-    """Access log and documentation."""
+    """Logs and documentation."""
 
+    log_level: Level | None = argument(None, LEVEL_HELP)
+    log_format: Format | None = argument(None, FORMAT_HELP)
     access_log_format: Literal["text", "json"] = argument("text", "lines of text, or a JSON object per line")
     disable_access_log_for_endpoints: list[str] = argument(
         [], "paths that are not logged, with commas between them; /health, /ready and /metrics never are",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import time
@@ -13,6 +12,7 @@ import uvloop
 
 from engine_server.contract.adapters import MAX_IN_MEMORY, MAX_IN_STEP
 from engine_server.contract.bounds import CHOICES
+from engine_server.contract.logs import configure_logs
 from engine_server.contract.open_files import raise_open_files_limit
 from engine_server.engine.engine_args import AsyncEngineArgs
 from engine_server.engine.loop.core_process import CoreProcess
@@ -35,9 +35,10 @@ def main(argv: list[str]) -> int:
     settings = Settings(
         "fairlead engine", "Serve one model over OpenAI's API.", AsyncEngineArgs, ApiSettings, ServerArgs
     )
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure_logs("engine")  # for warnings about the settings
     options = settings.read(argv, os.environ, adapter_defaults)
     args = ServerArgs.of(options)
+    configure_logs("engine", args.log_level, args.log_format)
     if not options.model:
         settings.fail("the following arguments are required: model")
     if options.max_queue is None:
@@ -48,7 +49,7 @@ def main(argv: list[str]) -> int:
     except ValueError as error:
         settings.fail(str(error))
     except OSError as error:
-        print(f"fairlead engine: can't listen on {error}", file=sys.stderr)
+        print(f"fairlead engine: {error}", file=sys.stderr)
         return 1
     status = uvloop.run(server.run())
     if args.uds is not None:
@@ -61,7 +62,7 @@ def main(argv: list[str]) -> int:
 
 
 def start(options: Namespace, args: ServerArgs, started: float) -> tuple[EngineHost, Server]:
-    """Start the core and open the server's sockets. Raises ValueError for settings, OSError for an address."""
+    """Start the core and open the server's sockets. Raises ValueError for settings, or OSError."""
     core = CoreProcess()
     try:
         # These imports take a second, in which the core has started its own.

@@ -8,6 +8,7 @@ import stat
 from pathlib import Path
 
 from engine_server.contract.authority import authority
+from engine_server.contract.listening import ListenError, listen_on
 from engine_server.server.arguments import ServerArgs
 
 logger = logging.getLogger(__name__)
@@ -16,19 +17,15 @@ BACKLOG = 2048
 
 
 def listen(args: ServerArgs) -> socket.socket:
-    """Return the socket of the API. Raises OSError, whose message names the address."""
+    """Return the socket of the API. Raises ListenError."""
     if args.uds is not None:
         return listen_on_path(args.uds)
     return listen_on_port(args.host, args.port, args.scheme)
 
 
 def listen_on_port(host: str, port: int, scheme: str, name: str = "") -> socket.socket:
-    """Return a TCP socket, and log its URL and the name of what it serves."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except OSError as error:
-        raise OSError(f"{host}:{port}: {error}") from error
+    """Return a TCP socket, and log its URL and the name of what it serves. Raises ListenError."""
+    listener = listen_on(host, port, BACKLOG)
     logger.info("%slistening on %s://%s", name, scheme, authority(host, listener.getsockname()[1]))
     return listener
 
@@ -43,7 +40,7 @@ def listen_on_path(path: Path) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise OSError(f"{path}: {error}") from error
+        raise ListenError(f"can't listen on {path}: {error}") from error
     logger.info("listening on unix:%s", path)
     return listener
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def prepare(host: EngineHost, args: ServerArgs) -> Server:
-    """Read keys and certificates, and open the sockets. Raises ValueError for settings, OSError for an address."""
+    """Read keys and certificates, and open the sockets. Raises ValueError for settings, or OSError."""
     args.check()
     keys = ApiKeys(args.api_key or (), args.api_key_file)
     watches = [FileWatch(keys.files, keys.reload)]

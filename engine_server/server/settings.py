@@ -43,8 +43,8 @@ class ApiSettings:
     )
     unsupported_media: Literal["refuse", "omit"] | None = argument(
         None,
-        "images, sounds and files that a model of text can't take: refuse them, or replace them by notes. Default: "
-        "refuse those of the user's newest turn, and replace earlier ones and those of answers and tool results",
+        "images, sounds and files that a model of text can't take: refuse them, or replace them by notes "
+        "(default: refuse those of the user's newest turn, and replace all others)",
     )
     strict_tools: bool = argument(
         False, "refuse requests with tools of types that are not known, in place of leaving the tools out"

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, NoReturn, get_args, get_origin, get_type_hin
 import yaml
 
 from engine_server.contract.adapters import MODEL_VARIABLE
+from engine_server.contract.command_line import Parser
 from engine_server.engine.arguments.flags import POSITIONAL, add_flags
 
 PREFIX = "FAIRLEAD_"
@@ -36,6 +37,8 @@ class Setting(NamedTuple):
     kind: Any
     # True if the flag reads a whole value, such as a JSON object, from one text.
     parsed: bool
+    # True if several words may follow the flag.
+    takes_words: bool
 
     @property
     def flag(self) -> str:
@@ -52,7 +55,7 @@ class Setting(NamedTuple):
         return texts if self.name == POSITIONAL else [f"{self.flag}={text}" for text in texts]
 
 
-class SourceParser(argparse.ArgumentParser):
+class SourceParser(Parser):
     """A parser of command lines whose errors name the source of a value that is not the command line itself."""
 
     source = ""
@@ -66,7 +69,7 @@ class Settings:
 
     def __init__(self, program: str, description: str, *dataclasses: type) -> None:
         self._parser = parser = SourceParser(
-            program, f"{program} [flags] MODEL", description, allow_abbrev=False
+            program, f"{program} MODEL [flags]", description, allow_abbrev=False
         )
         parser.add_argument(
             "--config", type=Path, metavar="FILE", help="a YAML file with flags, as `max-model-len: 2048`"
@@ -76,8 +79,9 @@ class Settings:
             add_flags(parser, dataclass)
             hints = get_type_hints(dataclass)
             for item in fields(dataclass):
-                parsed = "type" in item.metadata["options"]
-                self._settings[item.name] = Setting(item.name, bare(hints[item.name]), parsed)
+                options, kind = item.metadata["options"], bare(hints[item.name])
+                takes_words = options.get("nargs", "+" if kind is list else None) == "+"
+                self._settings[item.name] = Setting(item.name, kind, "type" in options, takes_words)
 
     def read(
         self,
@@ -90,13 +94,24 @@ class Settings:
         implied: returns the defaults that depend on the values that are given.
         """
         defaults = vars(self._parser.parse_args([]))
-        flags = self._given(argv)
+        flags = self._given(self._with_model(argv))
         file = flags.get("config") or environment.get(PREFIX + "CONFIG")
         given = self._from_environment(environment)
         if file:
             given |= self._from_file(Path(file))
         given |= flags
         return argparse.Namespace(**{**defaults, **implied(given), **given})
+
+    def _with_model(self, argv: list[str]) -> list[str]:
+        """Let flags take one word each where the model does not come first, so that none takes the model too."""
+        if not argv or not argv[0].startswith("-"):
+            return argv
+        several = {setting.flag for setting in self._settings.values() if setting.takes_words}
+        words: list[str] = []
+        for word in argv:
+            is_value = words and words[-1].replace("_", "-") in several and not word.startswith("-")
+            words = [*words[:-1], f"{words[-1]}={word}"] if is_value else [*words, word]
+        return words
 
     def _given(self, words: list[str]) -> dict[str, Any]:
         """Return the values that a command line sets, without defaults."""

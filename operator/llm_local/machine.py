@@ -2,9 +2,10 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
+
+from engine_server.contract.listening import listen_on
 
 HOST = "127.0.0.1"
 
@@ -23,8 +24,8 @@ def visible_gpus(chosen: str | None) -> list[str]:
     return [str(index) for index, line in enumerate(listed.splitlines()) if line.startswith("GPU ")]
 
 
-def free_port(wanted: int) -> int:
-    """Return `wanted`, or a free port for 0. Raises OSError if it is in use."""
-    with socket.create_server((HOST, wanted)) as listener:
+def free_port(host: str, wanted: int) -> int:
+    """Return `wanted`, or a free port for 0. Raises ListenError."""
+    with listen_on(host, wanted) as listener:
         port: int = listener.getsockname()[1]
         return port

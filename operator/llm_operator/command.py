@@ -12,6 +12,8 @@ from aiohttp import web
 from kubernetes.aio.client import ApiClient
 from prometheus_client.aiohttp import make_aiohttp_handler
 
+from engine_server.contract.listening import ListenError
+from engine_server.contract.logs import configure_logs
 from llm_operator import metrics
 from llm_operator.autoscaling.autoscaler import Autoscaler
 from llm_operator.autoscaling.routers import Routers
@@ -32,23 +34,35 @@ RESTART_SECONDS = 5.0
 logger = logging.getLogger(__name__)
 
 
+class NoClusterError(Exception):
+    """No usable configuration of a cluster; the message says why."""
+
+
 def main(argv: list[str]) -> int:
     """Run the operator; the return value is the process's exit status."""
     options = parse(argv)
-    logging.basicConfig(
-        level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    if options.log_level == "info":
+    configure_logs("operator", options.log_level, options.log_format)
+    if logging.getLogger().level == logging.INFO:
         # kopf logs every event at this level.
         logging.getLogger("kopf").setLevel(logging.WARNING)
-    return asyncio.run(run_until_signal(options))
+    try:
+        return asyncio.run(run_until_signal(options))
+    except (NoClusterError, ListenError) as error:
+        logger.error("%s", error)
+        return 1
 
 
 async def run_until_signal(options: Options) -> int:
     """Run the operator until SIGINT or SIGTERM; return the exit status."""
     stop = asyncio.Event()
     on_signals(stop.set)
-    return await run(options, await load_configuration(), stop)
+    try:
+        configuration = await load_configuration()
+    except Exception as error:  # the client raises anything for a malformed file
+        raise NoClusterError(
+            f"no cluster: {error}; KUBECONFIG names the file with its address, or a pod has a service account"
+        ) from error
+    return await run(options, configuration, stop)
 
 
 async def run(options: Options, configuration: Access, stop: asyncio.Event) -> int:
@@ -162,7 +176,10 @@ async def keep_running(writer: Writer) -> None:
 
 @asynccontextmanager
 async def serve_health(ports: Iterable[int], informers: Iterable[Informer]) -> AsyncIterator[None]:
-    """Serve /healthz and /metrics on `ports` inside the block, while standing by and while working."""
+    """Serve /healthz and /metrics on `ports` inside the block, while standing by and while working.
+
+    Raises ListenError.
+    """
 
     async def health(_: web.Request) -> web.Response:
         problems = [problem for informer in informers for problem in informer.problems()]
@@ -175,7 +192,10 @@ async def serve_health(ports: Iterable[int], informers: Iterable[Informer]) -> A
     await runner.setup()
     try:
         for port in ports:
-            await web.TCPSite(runner, port=port).start()
+            try:
+                await web.TCPSite(runner, port=port).start()
+            except (OSError, OverflowError) as error:
+                raise ListenError(f"can't listen on port {port}: {error}") from error
         yield
     finally:
         await runner.cleanup()

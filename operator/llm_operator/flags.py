@@ -10,7 +10,9 @@ from typing import Annotated, Any
 import msgspec
 
 from engine_server.contract.api import DEFAULT_NAMESPACE
+from engine_server.contract.command_line import Parser
 from engine_server.contract.labels import METRICS_PORT
+from engine_server.contract.logs import add_log_flags
 from llm_operator.api.pod_policy import read_pod_policy
 from llm_operator.api.profiles import read_profiles
 from llm_operator.api.schema import SpecError
@@ -36,7 +38,8 @@ class Options:
     lease_namespace: str
     # Of health and of metrics.
     ports: tuple[int, int]
-    log_level: str
+    log_level: str | None
+    log_format: str | None
 
 
 def parse(argv: list[str]) -> Options:
@@ -70,20 +73,19 @@ def parse(argv: list[str]) -> Options:
         lease_namespace=options.lease_namespace,
         ports=(options.health_port, options.metrics_port),
         log_level=options.log_level,
+        log_format=options.log_format,
     )
 
 
 def parser() -> argparse.ArgumentParser:
-    flags = argparse.ArgumentParser(prog="fairlead operator", description="Turns LLMDeployments into pods.")
+    flags = Parser(prog="fairlead operator", description="Turns LLMDeployments into pods.")
     flags.add_argument(
         "--engine-image", required=True, type=engine_image, help="for LLMDeployments without engine.image"
     )
     flags.add_argument(
-        "--namespace", action="append", default=[], help="namespace to watch; repeatable; default: all"
+        "--namespace", action="append", default=[], help="namespace to watch; repeatable (default: all)"
     )
-    flags.add_argument(
-        "--lease-namespace", default=own_namespace(), help="namespace of the Lease (default: %(default)s)"
-    )
+    flags.add_argument("--lease-namespace", default=own_namespace(), help="namespace of the Lease")
     flags.add_argument(
         "--take-over", action="store_true", help="manage LLMDeployments that another operator manages"
     )
@@ -94,7 +96,7 @@ def parser() -> argparse.ArgumentParser:
         "--pod-security",
         default="restricted",
         choices=typing.get_args(PodSecurity),
-        help="the Pod Security Standard that engine pods must satisfy (default: %(default)s)",
+        help="the Pod Security Standard that engine pods must satisfy",
     )
     flags.add_argument(
         "--pod-policy-file",
@@ -147,18 +149,19 @@ def parser() -> argparse.ArgumentParser:
         "--relist-seconds",
         type=float,
         default=60,
-        help="interval of lists that find what watches have lost; pods are in every fifth (default: %(default)s)",
+        help="interval of lists that find what watches have lost; pods are in every fifth",
     )
     flags.add_argument(
         "--watch-silence-seconds",
         type=float,
         default=70,
-        help="silence after which a watch is opened again; the API server sends a bookmark every minute "
-        "(default: %(default)s)",
+        help="silence after which a watch is opened again; the API server sends a bookmark every minute",
     )
-    flags.add_argument("--health-port", type=int, default=8081)
-    flags.add_argument("--metrics-port", type=int, default=METRICS_PORT)
-    flags.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    flags.add_argument(
+        "--health-port", type=int, default=8081, help="port of /healthz and /metrics, for probes"
+    )
+    flags.add_argument("--metrics-port", type=int, default=METRICS_PORT, help="port of /metrics and /healthz")
+    add_log_flags(flags)
     return flags
 
 

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import Any, Literal
 
 import msgspec
+
+from engine_server.contract.version import VERSION
 
 # The Pod Security Standard that engine pods must satisfy.
 PodSecurity = Literal["restricted", "baseline", "any"]
@@ -61,4 +62,4 @@ class Settings:
     relist_seconds: float = 60
     # A watch without an event or a bookmark for so long is opened again; the API server sends a bookmark every minute.
     watch_silence_seconds: float = 70
-    version: str = version("fairlead")
+    version: str = VERSION

@@ -3,7 +3,6 @@
 import re
 import subprocess
 import textwrap
-import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from llm_operator.api.spec import parse
 
 from charts import values_page
 from engine_server.contract.labels import METRICS_PORT
+from engine_server.contract.version import VERSION
 
 Manifest = dict[str, Any]
 Render = Callable[..., list[Manifest]]
@@ -34,10 +34,9 @@ def test_helm_lint_finds_nothing(helm: Helm, root: Path) -> None:
 
 
 def test_chart_package_and_image_have_the_same_version(root: Path) -> None:
-    version = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
     chart = yaml.safe_load((root / "charts/fairlead/Chart.yaml").read_text())
-    assert (chart["version"], chart["appVersion"]) == (version, version)
-    assert f"\nARG VERSION={version}\n" in (root / "Dockerfile").read_text()
+    assert (chart["version"], chart["appVersion"]) == (VERSION, VERSION)
+    assert f"\nARG VERSION={VERSION}\n" in (root / "Dockerfile").read_text()
 
 
 def test_rbac_lists_verbs_and_kinds_one_by_one(manifests: list[Manifest]) -> None:

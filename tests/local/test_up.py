@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import queue
+import shlex
 import signal
 import socket
 import stat
@@ -12,7 +13,7 @@ import sys
 import tempfile
 import threading
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +53,18 @@ class Answer(http.server.BaseHTTPRequestHandler):
         body = listed if self.path == "/v1/models" else open(file, "rb").read() if self.path == "/file" else b""
         self.send_response(200); self.send_header("content-length", str(len(body))); self.end_headers()
         self.wfile.write(body)
-    do_POST = do_GET
+    def do_POST(self):
+        if name == "router" and "--keys-file" in values:
+            self.send_error(401)
+        elif "--embeds" in rest and (self.path != "/v1/embeddings" or self.asked() != "default/tiny"):
+            self.send_error(400)
+        else:
+            self.do_GET()
+    def asked(self):
+        return json.loads(self.rfile.read(int(self.headers["content-length"])))["model"]
     def log_message(self, *_): pass
 if name == "router":
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", int(values["--port"])), Answer)
+    server = http.server.ThreadingHTTPServer((values["--host"], int(values["--port"])), Answer)
 else:
     if os.path.exists(values["--uds"]):  # of an engine that was killed
         os.unlink(values["--uds"])
@@ -75,13 +84,13 @@ sys.exit(command.main(sys.argv[2:], lambda arguments: (sys.executable, sys.argv[
 class Up:
     """A running `fairlead up`, without a terminal."""
 
-    def __init__(self, folder: Path, *documents: object) -> None:
+    def __init__(self, folder: Path, *documents: object, flags: Sequence[str] = ()) -> None:
         program = folder / "program.py"
         program.write_text(PROGRAM)
         file = folder / "file.yaml"
         file.write_text("\n---\n".join(json.dumps(document) for document in documents))
         self.process = subprocess.Popen(
-            [sys.executable, "-c", DRIVER, str(program), str(file), "--port=0"],
+            [sys.executable, "-c", DRIVER, str(program), str(file), "--port=0", *flags],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -139,8 +148,8 @@ class Up:
 def up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
     with contextlib.ExitStack() as started:
 
-        def start(*documents: object) -> Up:
-            running = Up(tmp_path, *documents)
+        def start(*documents: object, flags: Sequence[str] = ()) -> Up:
+            running = Up(tmp_path, *documents, flags=flags)
             started.callback(running.kill)
             return running
 
@@ -276,6 +285,52 @@ def test_the_router_drains_as_long_as_the_slowest_engine(stack: Up) -> None:
     assert "--drain-timeout=300" in stack.reports()["router"]["arguments"]  # type: ignore[operator]
 
 
+def test_settings_without_an_effect_are_named(stack: Up) -> None:
+    named = [line for line in stack.seen if " has no effect here: " in line]
+    assert len(named) == 1
+    assert "file.yaml, document 1: spec.model.secretRef has no effect here: the token" in named[0]
+
+
+def test_the_printed_request_fits_the_model(up: Callable[..., Up], manifest: Any) -> None:
+    running = up(manifest(engine={"args": ["--embeds"]}))
+    address = ready(running)
+
+    [curl] = [shlex.split(line) for line in running.seen if line.strip().startswith("curl ")]
+
+    assert curl[:3] == ["curl", "-s", f"{address}/v1/embeddings"]
+    assert json.loads(curl[-1]) == {"model": "tiny", "input": "Paris is the capital of France."}
+
+
+def test_with_keys_it_is_ready_when_engines_are_and_the_request_has_a_key(
+    up: Callable[..., Up], manifest: Any, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("keys: []")
+
+    running = up(manifest(), flags=[f"--keys-file={keys}"])
+    ready(running)
+
+    assert f"--keys-file={keys}" in running.reports()["router"]["arguments"]  # type: ignore[operator]
+    said = running.seen
+    assert said.index(next(line for line in said if line.startswith("tiny-0 is ready"))) < said.index(
+        next(line for line in said if line.startswith("ready after"))
+    )
+    assert f"set KEY to a key of {keys}" in said
+    curls = [line for line in said if line.strip().startswith("curl ")]
+    assert len(curls) == 2 and all('-H "Authorization: Bearer $KEY"' in line for line in curls)
+
+
+def test_a_router_on_all_addresses_is_asked_on_the_loopback_one(up: Callable[..., Up], manifest: Any) -> None:
+    running = up(manifest(), flags=["--host=0.0.0.0"])
+
+    address = ready(running)
+
+    assert address.startswith("http://127.0.0.1:")
+    assert "--host=0.0.0.0" in running.reports()["router"]["arguments"]  # type: ignore[operator]
+    said = [line for line in running.seen if line.startswith("every machine that reaches 0.0.0.0")]
+    assert len(said) == 1
+
+
 def test_restarts_a_killed_engine_on_its_socket(up: Callable[..., Up], manifest: Any) -> None:
     running = up(manifest(replicas=1))
     ready(running)
@@ -352,7 +407,17 @@ def test_reports_a_port_in_use_before_anything_starts(
         taken.listen()
         port = taken.getsockname()[1]
         assert command.main([str(file), f"--port={port}"]) == 1
-    assert f"port {port} cannot be used" in capfd.readouterr().err
+    assert f"fairlead up: can't listen on 127.0.0.1:{port}: " in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [["--port=70000"], ["--host=192.0.2.1", "--port=0"]])
+def test_reports_an_address_that_this_machine_lacks(
+    flags: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(["org/name", *flags]) == 1
+    captured = capfd.readouterr()
+    assert "can't listen on " in captured.err and "--port or --host" in captured.err
+    assert captured.out == ""
 
 
 def test_a_folder_whose_path_is_too_long_for_sockets_is_refused(

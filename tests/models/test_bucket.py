@@ -1,6 +1,8 @@
 """`s3://` against moto's server, in processes of its own and with real requests."""
 
+import logging
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -19,7 +21,7 @@ from tiers import tiered
 from waiting import until
 
 from engine_server.contract.model_uri import Bucket
-from engine_server.models import ModelSourceError, bucket, record
+from engine_server.models import ModelSourceError, bucket, record, store
 from engine_server.models.progress import Progress
 
 MOTO = Path(sys.prefix) / "moto"
@@ -190,6 +192,42 @@ def test_files_are_hashed_while_they_are_downloaded(
 
     used = ("config.json", "tokenizer.json", "model.safetensors", "nested/model.safetensors")
     assert known.sha256 == {name: sha256(FILES[f"org/model/{name}"]).hexdigest() for name in used}
+
+
+def test_a_fetch_logs_percent_bytes_and_seconds(
+    moto: str,
+    settings: Callable[..., dict[str, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for name, value in settings(moto).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(store, "REPORT_SECONDS", 0.01)
+    shown = re.compile(r"fetching .*: \d+ %: \d+\.\d MB of 41\.9 MB are downloaded after \d+ s")
+    seen = threading.Event()
+
+    class Watch(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if shown.fullmatch(record.getMessage()):
+                seen.set()
+
+    caplog.set_level(logging.INFO, store.log.name)
+    monkeypatch.setattr(store.log, "handlers", [Watch()])
+    rename = Path.rename
+
+    def rename_after_a_line(path: Path, target: Path) -> Path:
+        assert seen.wait(60)
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", rename_after_a_line)
+    (place := tmp_path / "model").mkdir()
+    progress = Progress()
+    progress.follow(place)
+
+    bucket.fill(Bucket("models", "org/model"), place, progress)
+
+    assert seen.is_set()
 
 
 class Listing:

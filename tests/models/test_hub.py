@@ -3,6 +3,7 @@
 import http.server
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -78,7 +79,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
                 self._send(json.dumps(entries).encode())
             case [org, name, "resolve", _, *path]:
                 if self._admitted(org, name, COMMIT):
-                    weights, content = path == ["model.safetensors"], self._files(name)["/".join(path)]
+                    weights, content = path[-1].startswith("model."), self._files(name)["/".join(path)]
                     size = self._size(path[-1], content) if self.command == "HEAD" else None
                     self._send(content, cut=name == "cut" and weights, stalls=weights, size=size)
             case _:
@@ -365,6 +366,38 @@ def test_a_fetch_reports_its_progress_over_http(hub: Hub, tmp_path: Path, settin
 
     assert half["total"] == total
     assert 0 < half["done"] < total
+
+
+# `fairlead fetch`, with a line of progress whenever a test may look.
+FETCH_OFTEN = [
+    sys.executable,
+    "-c",
+    "import sys; from engine_server.models import command, store; store.REPORT_SECONDS = 0.05; "
+    "sys.exit(command.main(sys.argv[1:]))",
+]
+
+
+@pytest.mark.parametrize("uri", ["hf://org/open", "hf://org/open/model.gguf"])
+def test_a_fetch_into_the_cache_logs_percent_bytes_and_seconds(
+    hub: Hub, tmp_path: Path, settings: dict[str, str], uri: str
+) -> None:
+    weights = bytes(range(256)) * 100_000
+    del hub.files["model.safetensors"]
+    hub.files["model.gguf" if uri.endswith("gguf") else "model.safetensors"] = weights
+    hub.stall = True
+    log = tmp_path / "log"
+    with (
+        log.open("w") as lines,
+        subprocess.Popen([*FETCH_OFTEN, uri], env=settings, stdout=lines, stderr=lines) as fetching,
+    ):
+        assert hub.stalled.wait(60)
+        # Half of the weights have been sent.
+        shown = r"fetching .*: \d+ %: (\d+\.\d) MB of 25\.6 MB are downloaded after \d+ s"
+        found = until(lambda: re.findall(shown, log.read_text()))
+        hub.resume.set()
+        fetching.wait(60)
+
+    assert 0 < float(found[-1]) < 25.6
 
 
 def part_bytes(folder: Path) -> int:

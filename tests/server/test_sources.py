@@ -88,6 +88,12 @@ def test_lists_of_a_flag_replace_those_of_other_sources(tmp_path: Path) -> None:
     assert engine.served_model_name == ["a", "b", "c"]
 
 
+def test_no_flag_takes_the_model_that_follows_it() -> None:
+    engine, _ = read("--served_model_name", "a", "--api-key", "k", "--served-model-name=b", "org/name")
+
+    assert (engine.model, engine.served_model_name) == ("org/name", ["a", "b"])
+
+
 @pytest.mark.parametrize(
     ("environment", "keys"),
     [

@@ -19,6 +19,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
 from typing import IO
 
+from engine_server.contract.logs import configure_logs
 from engine_server.contract.python_module import module_command
 
 logger = logging.getLogger(__name__)
@@ -158,7 +159,7 @@ def run(name: str, serve: Callable[[str, Callable[[str], None]], None]) -> None:
     called in any thread, ends the process with status 1.
     """
     folder, lifeline = sys.argv[-2:]
-    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s %(levelname)s {name}: %(message)s")
+    configure_logs(name)
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)

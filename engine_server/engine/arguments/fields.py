@@ -129,7 +129,7 @@ class WeightArguments:
         None, "inputs that share a scale (default: 64 with int4; all inputs of an output with int8)"
     )
     quantize_head: bool = argument(False, "with quantization, round the embedding and the head to int8")
-    seed: Int64 | None = argument(0, "the seed from which requests without one draw theirs (None: 0)")
+    seed: Int64 | None = argument(0, "the seed from which requests without one draw theirs")
 
 
 @dataclass(kw_only=True)
@@ -161,10 +161,11 @@ class CacheArguments:
     """Context and KV cache."""
 
     max_model_len: Annotated[int, msgspec.Meta(ge=-1)] | None = argument(
-        None, "the longest prompt and output together, in tokens; -1: the longest that the KV cache holds",
+        None, "the longest prompt and output together, in tokens; -1: the longest that the KV cache holds "
+        "(default: the model's limit)",
         type=context_length,
     )  # fmt: skip
-    block_size: Count | None = argument(16, "tokens per block of the KV cache (None: 16)")
+    block_size: Count | None = argument(16, "tokens per block of the KV cache")
     gpu_memory_utilization: Share = argument(0.9, "the share of a GPU's memory to use")
     kv_cache_memory_bytes: Count | None = argument(
         None, "the KV cache's size, as 512MiB or 4GiB (default: from free memory)", type=parse_size
@@ -210,7 +211,7 @@ class SchedulerArguments:
     max_num_batched_tokens: Count | None = argument(
         None, "token budget of a step (default: 8192 on a GPU; on a CPU, what takes at most about 300 ms)"
     )
-    max_num_seqs: Count | None = argument(256, "the maximum number of running requests (None: 256)")
+    max_num_seqs: Count | None = argument(256, "the maximum number of running requests")
     max_queue: Amount | None = argument(
         None,
         "the maximum number of waiting completions, each prompt and each choice of n being one; more are refused "
@@ -238,8 +239,8 @@ class SpeculationArguments:
         None,
         'the source of draft tokens that the model verifies, as {"method": "ngram"}, or {"model": NAME} of a smaller '
         'model with the same vocabulary, {"method": "eagle3", "model": NAME} of a head, or {"method": "mtp"} of the '
-        "model's own prediction module; num_speculative_tokens: the most drafts of a request in a step (default: 8); "
-        "prompt_lookup_min, prompt_lookup_max: of ngram, the tokens that must have occurred before (default: 3 to 5)",
+        "model's own prediction module; num_speculative_tokens: the most drafts of a request in a step (else 8); "
+        "prompt_lookup_min, prompt_lookup_max: of ngram, the tokens that must have occurred before (else 3 to 5)",
         type=json_object,
         metavar="JSON",
     )

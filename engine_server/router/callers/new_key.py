@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import yaml
 
+from engine_server.contract.command_line import Parser
 from engine_server.router.callers.keys import KeyEntry, decode_keys, digest_of
 
 PREFIX = "fl-"
@@ -15,7 +16,7 @@ RANDOM_BYTES = 32
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         "fairlead router key",
         description="Create a key. It is printed once, and only its hash is in the entry for the keys file.",
     )
@@ -27,7 +28,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="MODEL",
         help="names of models, NAMESPACE/NAME, or NAMESPACE/* (default: all)",
     )
-    flag("--requests-per-minute", type=int, metavar="N", help="default: no limit")
+    flag("--requests-per-minute", type=int, metavar="N", help="requests per minute (default: no limit)")
     flag(
         "--tokens-per-minute",
         type=int,
@@ -40,7 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
         type=int,
         default=0,
         metavar="N",
-        help="the highest is sent first (%(default)s)",
+        help="the highest is sent first",
     )
     flag(
         "--cache-scope",

@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-import socket
 
+from engine_server.contract.listening import listen_on
 from engine_server.router.http.body_budget import BodyBudget
 from engine_server.router.http.client_connection import Application, ClientConnection
 from engine_server.router.http.forwarded_fields import REQUEST_FIELDS, ForwardedFields
@@ -40,10 +40,8 @@ class Clients:
         self._leaving = False
 
     def listen(self, host: str, port: int) -> Listener:
-        """Accept connections; port 0 takes a free one."""
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        sock = socket.create_server((host, port), family=family, backlog=LISTEN_BACKLOG)
-        return Listener(sock, self._accept, self._places)
+        """Accept connections; port 0 takes a free one. Raises ListenError."""
+        return Listener(listen_on(host, port, LISTEN_BACKLOG), self._accept, self._places)
 
     async def sweep(self) -> None:
         """End what takes too long on the connections, for as long as this runs."""

@@ -76,8 +76,14 @@ def render_json(accesses: Sequence[Access]) -> str:
 
 
 def render_text(accesses: Sequence[Access]) -> str:
-    """Return a line of words and NAME=VALUE for each access."""
-    return "".join([f"router: {text_line(access)}\n" for access in accesses])
+    """Return a line of words and NAME=VALUE for each access, in the form of the other lines of the log."""
+    return "".join([f"{local_time(access.time)} INFO router: {text_line(access)}\n" for access in accesses])
+
+
+def local_time(time: datetime) -> str:
+    """Return a time as `logging` writes it."""
+    local = time.astimezone()
+    return f"{local:%Y-%m-%d %H:%M:%S},{local.microsecond // 1000:03d}"
 
 
 def text_line(access: Access) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from engine_server.contract.version import VERSION
 from engine_server.server.api.health import health, readiness
 from engine_server.telemetry.exposition import Exposition, Format, choose_format
 
@@ -74,6 +74,6 @@ def routes(host: EngineHost, gate: Gate) -> APIRouter:
     @router.get("/version", response_model=None)
     async def get_version() -> Response:
         """Return the server's version."""
-        return JSONResponse({"version": version("fairlead")})
+        return JSONResponse({"version": VERSION})
 
     return router

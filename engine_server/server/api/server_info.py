@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
+
+from engine_server.contract.version import VERSION
 
 if TYPE_CHECKING:
     from engine_server.config import EngineConfig
@@ -37,9 +38,7 @@ def routes(host: EngineHost) -> APIRouter:
     @router.get("/server_info", response_model=None)
     async def get_server_info() -> Response:
         """Return the settings of model, cache and scheduler, without secrets."""
-        return JSONResponse(
-            {"version": version("fairlead"), "vllm_config": describe(host.model.engine.config)}
-        )
+        return JSONResponse({"version": VERSION, "vllm_config": describe(host.model.engine.config)})
 
     return router
 

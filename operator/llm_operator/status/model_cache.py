@@ -1,5 +1,6 @@
 """The condition ModelCached: the state of the download into a model's cache."""
 
+from engine_server.contract.downloads import downloaded
 from engine_server.contract.reasons import Reason
 from llm_operator.api.model_cache import ModelCache, model_cache
 from llm_operator.api.spec import LLMDeploymentSpec
@@ -10,7 +11,6 @@ from llm_operator.status.problems import phase, problems
 # Reasons of Events: of a claim that gets no volume, and of a pod that cannot have it.
 NO_VOLUME = ("ProvisioningFailed", "FailedBinding")
 NO_MOUNT = ("FailedAttachVolume", "FailedMount")
-UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 
 def model_cached(spec: LLMDeploymentSpec | None, observed: Observed) -> Verdict | None:
@@ -95,18 +95,7 @@ def node_problem(cache: ModelCache, observed: Observed) -> Problem | None:
 
 
 def progress(fetch: Fetch) -> str:
-    if fetch.total:
-        percent = min(100, 100 * fetch.done // fetch.total)
-        return f"{percent} %: {amount(fetch.done)} of {amount(fetch.total)} are downloaded"
-    if fetch.done:
-        return f"{amount(fetch.done)} are downloaded"
+    if fetch.total or fetch.done:
+        return downloaded(fetch.done, fetch.total)
     has_ended = any(phase(pod) == "Succeeded" for pod in fetch.pods)
     return "the download has ended" if has_ended else "the download starts"
-
-
-def amount(count: int) -> str:
-    """Return a number of bytes in the largest unit that fits."""
-    for size, unit in UNITS:
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} bytes"

@@ -5,6 +5,8 @@ import io
 import json
 from datetime import UTC, datetime
 
+import msgspec
+
 from engine_server.router.requests import access_log
 from engine_server.router.requests.access_log import RENDERERS, Access, AccessLog, logged_path
 
@@ -29,11 +31,16 @@ ANSWERED = Access(
 
 
 def test_text_has_a_line_for_each_request():
-    assert RENDERERS["text"]([REFUSED, ANSWERED]).splitlines() == [
-        "router: GET /nope 404 0.000120 s id=id-1",
-        "router: POST /v1/chat/completions 200 1.500000 s id=id-2 first_byte=0.250000 model=smollm2 "
-        "deployment=default/smollm2 adapter=sql endpoint=http://10.0.0.1:8000 attempts=2 prompt_tokens=12 "
-        "completion_tokens=80 key=team-a",
+    # These times in this machine's zone.
+    local = [
+        msgspec.structs.replace(each, time=each.time.replace(tzinfo=None).astimezone())
+        for each in (REFUSED, ANSWERED)
+    ]
+    assert RENDERERS["text"](local).splitlines() == [
+        "2026-01-02 03:04:05,678 INFO router: GET /nope 404 0.000120 s id=id-1",
+        "2026-01-02 03:04:06,000 INFO router: POST /v1/chat/completions 200 1.500000 s id=id-2 first_byte=0.250000 "
+        "model=smollm2 deployment=default/smollm2 adapter=sql endpoint=http://10.0.0.1:8000 attempts=2 "
+        "prompt_tokens=12 completion_tokens=80 key=team-a",
     ]
 
 

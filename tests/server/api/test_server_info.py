@@ -3,13 +3,13 @@
 import http.client
 import json
 import socket
-from importlib.metadata import version
 from typing import Any
 
 import pytest
 from api_client import JSON
 from waiting import until
 
+from engine_server.contract.version import VERSION
 from engine_server.models import resolve
 
 
@@ -33,7 +33,7 @@ def test_load_counts_the_requests_in_flight(scripted: Any) -> None:
 
 
 def test_version_is_the_packages(scripted: Any) -> None:
-    assert scripted.get("/version").json == {"version": version("fairlead")}
+    assert scripted.get("/version").json == {"version": VERSION}
 
 
 def test_server_info_shows_settings_and_no_path_or_environment(scripted: Any) -> None:

@@ -49,7 +49,7 @@ def find_access(kubeconfig: Path | None) -> Access:
             return from_account(ACCOUNT)
         named = os.environ.get("KUBECONFIG", "").split(os.pathsep)[0]
         return from_kubeconfig(Path(named) if named else Path.home() / ".kube" / "config")
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, yaml.YAMLError) as error:
         raise AccessError(f"the kubeconfig cannot be used: {error}") from None
 
 

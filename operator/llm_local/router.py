@@ -1,0 +1,47 @@
+"""The router's process, and the addresses at which it is reached."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine_server.contract.drain import termination_grace
+from llm_local.engines import Command
+from llm_local.processes import Program
+
+# What listens on all interfaces is asked on this one.
+LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """The router's settings that the command line has."""
+
+    host: str
+    port: int
+    # Of callers' keys; without it anybody may ask.
+    keys_file: Path | None = None
+
+    @property
+    def url(self) -> str:
+        """The address for programs of this machine."""
+        host = LOOPBACK.get(self.host, self.host)
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    @property
+    def is_open(self) -> bool:
+        """True if other machines may reach it without a key."""
+        is_local = self.host in ("localhost", "::1") or self.host.startswith("127.")
+        return not is_local and self.keys_file is None
+
+    def program(self, command: Command, endpoints_file: Path, drain: int) -> Program:
+        """Return the process. drain: the seconds that requests in flight get at its end."""
+        arguments = [
+            "router",
+            f"--host={self.host}",
+            f"--port={self.port}",
+            "--metrics-port=0",  # the router logs its address
+            f"--drain-timeout={drain}",
+            f"--endpoints-file={endpoints_file}",
+        ]
+        if self.keys_file is not None:
+            arguments.append(f"--keys-file={self.keys_file}")
+        return Program("router", command(arguments), grace=termination_grace(drain))
