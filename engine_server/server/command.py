@@ -19,6 +19,7 @@ from engine_server.engine.loop.core_process import CoreProcess
 from engine_server.server.arguments import ServerArgs
 from engine_server.server.settings import ApiSettings
 from engine_server.server.sources import Settings
+from engine_server.server.vllm_flags import VllmFlags, check_vllm_flags
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -33,7 +34,12 @@ QUEUED_BATCHES = 8
 def main(argv: list[str]) -> int:
     started = time.monotonic()
     settings = Settings(
-        "fairlead engine", "Serve one model over OpenAI's API.", AsyncEngineArgs, ApiSettings, ServerArgs
+        "fairlead engine",
+        "Serve one model over OpenAI's API.",
+        AsyncEngineArgs,
+        ApiSettings,
+        ServerArgs,
+        VllmFlags,
     )
     configure_logs("engine")  # for warnings about the settings
     options = settings.read(argv, os.environ, adapter_defaults)
@@ -45,6 +51,7 @@ def main(argv: list[str]) -> int:
         options.max_queue = default_max_queue(options.max_num_seqs)
     raise_open_files_limit()
     try:
+        check_vllm_flags(options)
         host, server = start(options, args, started)
     except ValueError as error:
         settings.fail(str(error))

@@ -116,7 +116,7 @@ class Settings:
     def _given(self, words: list[str]) -> dict[str, Any]:
         """Return the values that a command line sets, without defaults."""
         unset = argparse.Namespace(config=None, **dict.fromkeys(self._settings))
-        found = vars(self._parser.parse_args(words, unset))
+        found = vars(self._parser.parse_args(with_objects(words), unset))
         return {name: value for name, value in found.items() if value not in (None, "")}
 
     def _from_environment(self, environment: Mapping[str, str]) -> dict[str, Any]:
@@ -172,6 +172,33 @@ class Settings:
     def fail(self, message: str) -> NoReturn:
         """End the process with status 2 and a message."""
         self._parser.error(message)
+
+
+def with_objects(words: list[str]) -> list[str]:
+    """Return a command line in which flags such as `--speculative-config.method=ngram` are one JSON object per flag."""
+    kept: list[str] = []
+    objects: dict[str, dict[str, Any]] = {}
+    remaining = iter(words)
+    for word in remaining:
+        path, separator, value = word.partition("=")
+        flag, dot, key = path.partition(".")
+        if not (flag.startswith("--") and dot):
+            kept.append(word)
+            continue
+        *outer, last = key.replace("-", "_").split(".")
+        place = objects.setdefault(flag, {})
+        for name in outer:
+            place = place.setdefault(name, {})
+        place[last] = as_json(value if separator else next(remaining, ""))
+    return kept + [f"{flag}={json.dumps(value)}" for flag, value in objects.items()]
+
+
+def as_json(text: str) -> Any:
+    """Return a JSON value, or the text that is none."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def bare(hint: Any) -> Any:

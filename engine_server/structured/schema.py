@@ -7,6 +7,7 @@ import msgspec
 
 from engine_server.contract.bounds import SCHEMA_DEPTH
 from engine_server.structured.errors import GrammarError
+from engine_server.structured.name_patterns import without_closed_patterns
 
 # The whitespace between two tokens of JSON. The limit keeps a model from generating nothing else.
 WHITESPACE = r"[ \t\n\r]{1,40}"
@@ -15,12 +16,13 @@ WHITESPACE = r"[ \t\n\r]{1,40}"
 def json_rule(schema: object, options: Mapping[str, Any] | None = None) -> str:
     """Return the body of a Lark rule that matches JSON values of a schema.
 
-    options: llguidance's JsonCompileOptions; by default `WHITESPACE` is allowed between tokens.
+    options: llguidance's JsonCompileOptions; by default `WHITESPACE` is allowed between tokens. Raises GrammarError.
     """
     if not isinstance(schema, dict):
         raise GrammarError("a JSON schema is an object")
     chosen = {"coerce_one_of": True, **(options or {"whitespace_pattern": WHITESPACE})}
-    return "%json " + msgspec.json.encode({**schema, "x-guidance": chosen}).decode()
+    mended = without_closed_patterns(schema)
+    return "%json " + msgspec.json.encode({**mended, "x-guidance": chosen}).decode()
 
 
 def parse_json(text: str, name: str) -> Any:

@@ -171,3 +171,12 @@ def test_flags_that_need_each_other_are_checked(flags: list[str], said: str) -> 
     _, server = read("model", *flags)
     with pytest.raises(ValueError, match=said):
         server.check()
+
+
+def test_keys_of_an_object_may_be_flags_of_their_own() -> None:
+    engine, _ = read(
+        "m", "--speculative-config.method", "ngram", "--speculative-config.num-speculative-tokens=3"
+    )
+    assert engine.speculative_config == {"method": "ngram", "num_speculative_tokens": 3}
+    engine, _ = read("m", "--hf-overrides.rope_scaling.factor=2.5")
+    assert engine.hf_overrides == {"rope_scaling": {"factor": 2.5}}

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from engine_server.requests.structured_outputs import StructuredOutputsParams
 from engine_server.structured.compiler import Compiler
 from engine_server.structured.description import lark_grammar
+from engine_server.structured.errors import GrammarError
 from engine_server.structured.matcher import Matcher
 
 SCHEMA = {
@@ -148,3 +149,46 @@ def test_ambiguous_grammar_becomes_an_error_instead_of_ever_slower() -> None:
         if own.error is not None:
             break
     assert (own.error is not None and "ambiguous" in own.error) or "items" in str(own.error)
+
+
+INTEGER = {"type": "integer"}
+CLOSED_PATTERNS: dict[str, dict[str, object]] = {
+    "of a listed name": {"properties": {"a": INTEGER}, "patternProperties": {"^a$": INTEGER}},
+    "of a required name": {"patternProperties": {"^a$": INTEGER}},
+    "of several names": {"properties": {"a": INTEGER, "é": False}, "patternProperties": {"^[aé]$": INTEGER}},
+    "with a rule of its own": {"properties": {"a": {}}, "patternProperties": {"^a$": INTEGER}},
+}
+
+
+@pytest.mark.parametrize("name", CLOSED_PATTERNS)
+def test_no_comma_follows_the_last_property_where_patterns_allow_no_more_names(name: str) -> None:
+    schema = {"type": "object", "required": ["a"], "additionalProperties": False, **CLOSED_PATTERNS[name]}
+    tokenizer = TOKENIZERS["byte level"]
+
+    def next_characters(text: str) -> set[str]:
+        own = matcher("byte level", StructuredOutputsParams(json=schema, disable_any_whitespace=True))
+        own.read([anchor(tokenizer), *map(tokenizer.token_to_id, text)], 1 + len(text))
+        assert own.position is not None
+        return {tokenizer.decode([token_id]) for token_id in allowed(own.position)} & set('",}1')
+
+    assert next_characters('{"a":') == {"1"}
+    assert next_characters('{"a":1') == {"1", "}"}
+
+
+def test_pattern_that_allows_more_names_is_kept() -> None:
+    schema = {**SCHEMA, "patternProperties": {"^(name|x_[a-z]{2})$": INTEGER, "^age$": {"minimum": 50}}}
+    schema["properties"] = {"age": INTEGER, "name": {}}
+    names = set()
+    for seed in range(100):
+        value = msgspec.json.decode(random_text("byte level", StructuredOutputsParams(json=schema), seed))
+        jsonschema.validate(value, schema)
+        assert value["age"] >= 50
+        names |= value.keys()
+    assert any(name.startswith("x_") for name in names)
+
+
+def test_pattern_of_names_that_a_joined_schema_declares_is_refused() -> None:
+    closed = {"patternProperties": {"^a$": INTEGER}, "additionalProperties": False}
+    schema = {"type": "object", "allOf": [{"properties": {"a": INTEGER}}, closed]}
+    with pytest.raises(GrammarError, match=r"'\^a\$' matches only names .* declare them in this object"):
+        lark_grammar(StructuredOutputsParams(json=schema), {})

@@ -76,7 +76,8 @@ class GenerationRequest(ApiRequest):
     # The request's field for an engine's parameter, where their names differ.
     ENGINE_FIELDS: ClassVar[Mapping[str, str]] = {}
 
-    model: str
+    # None: the served model, as in vLLM.
+    model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None

@@ -89,7 +89,7 @@ def served_model(model: LoadedModel, name: str | None, headers: Mapping[str, str
     Raises ApiError 404 for one that isn't served here. Where the router names the deployment, and perhaps an adapter,
     the body may name any model: the router has resolved the name already.
     """
-    if name is None:
+    if not name:
         name = model.served_names[0]
     deployment, wanted = headers.get(DEPLOYMENT), headers.get(ADAPTER)
     # A router's callers may not all use, nor know, each adapter.

@@ -239,6 +239,30 @@ def test_missing_prompt_is_named_as_clients_expect(scripted: Any, fields: dict[s
     assert "Either prompt or prompt_embeds must be provided" in answer.error["message"]
 
 
+MESSAGES = [{"role": "user", "content": "Hello"}]
+WITHOUT_MODEL: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "Hello"},
+    "/v1/chat/completions": {"messages": MESSAGES},
+    "/v1/chat/completions/batch": {"messages": [MESSAGES]},
+    "/v1/responses": {"input": "Hello"},
+}
+
+
+@pytest.mark.parametrize("path", WITHOUT_MODEL)
+@pytest.mark.parametrize("fields", [{}, {"model": None}, {"model": ""}])
+def test_request_without_a_model_gets_the_served_one(
+    scripted: Any, path: str, fields: dict[str, Any]
+) -> None:
+    answer = scripted.post(path, {**WITHOUT_MODEL[path], **fields})
+    assert (answer.status, answer.json["model"]) == (200, "smollm2"), answer.body
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+def test_anthropics_apis_require_a_model(scripted: Any, path: str) -> None:
+    answer = scripted.post(path, {"messages": MESSAGES, "max_tokens": 5})
+    assert (answer.status, answer.error["message"]) == (400, "model is missing")
+
+
 def test_empty_prompt_is_named_as_clients_expect(scripted: Any) -> None:
     answer = scripted.post("/v1/completions", {"model": "smollm2", "prompt": []})
     assert answer.status == 400

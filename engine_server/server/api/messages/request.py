@@ -67,6 +67,8 @@ class MessagesRequest(ConversationRequest):
         "response_format": FORM_FIELD,
     }
 
+    # Required, as in Anthropic's API.
+    model: str
     messages: Annotated[list[Message], Field(min_length=1, max_length=bounds.MESSAGES.limit)]
     max_tokens: int
     system: TextContent | None = None
