@@ -21,6 +21,8 @@ STRATEGIC = "application/strategic-merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 # Kinds by apiVersion and kind, under the names that the tests have for them.
 KINDS = {
+    "clusterrole": ("rbac.authorization.k8s.io/v1", "ClusterRole"),
+    "clusterrolebinding": ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding"),
     "configmap": ("v1", "ConfigMap"),
     "crd": ("apiextensions.k8s.io/v1", "CustomResourceDefinition"),
     "deployment": ("apps/v1", "Deployment"),
@@ -39,6 +41,11 @@ KINDS = {
     "secret": ("v1", "Secret"),
     "service": ("v1", "Service"),
     "serviceaccount": ("v1", "ServiceAccount"),
+    "validatingadmissionpolicy": ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy"),
+    "validatingadmissionpolicybinding": (
+        "admissionregistration.k8s.io/v1",
+        "ValidatingAdmissionPolicyBinding",
+    ),
 }
 # Kinds whose objects are in no namespace.
 CLUSTER_WIDE = {

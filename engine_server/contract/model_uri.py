@@ -29,6 +29,8 @@ PATTERN = "|".join(
         rf"(?P<path>(?:/|\./|\.\./|~/){_PRINTABLE}*)",
     )
 )
+# A commit of a repository, by all its digits.
+COMMIT = "[0-9a-f]{40}"
 FORMS = (
     "hf://ORG/NAME[/FILE.gguf][@REVISION], ORG/NAME[@REVISION], pypi://PACKAGE, pvc://CLAIM[/PATH], s3://BUCKET/PATH, "
     "or a path that begins with /, ./, ../ or ~/"

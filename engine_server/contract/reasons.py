@@ -63,6 +63,7 @@ class Reason(StrEnum):
     INSUFFICIENT_GPU_MEMORY = "InsufficientGPUMemory", True
     INSUFFICIENT_MEMORY = "InsufficientMemory", True
     POD_FAILED = "PodFailed"
+    MIXED_REVISIONS = "MixedRevisions"
 
     # Adapters and names.
     ADAPTERS_SERVED = "AdaptersServed"

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine_server.contract.model_uri import HubRepository
+from engine_server.contract.model_uri import COMMIT, HubRepository
 from engine_server.models.errors import ModelSourceError
 from engine_server.models.folder import UNUSED, USED, is_used
 from engine_server.models.progress import Progress
@@ -58,7 +58,7 @@ def fill(source: HubRepository, place: Path, progress: Progress) -> Checksums:
     with _described(source, progress):
         revision = source.revision or constants.DEFAULT_REVISION
         info = HfApi().model_info(source.repository, revision=revision, files_metadata=True)
-        if re.fullmatch("[0-9a-f]{40}", revision) and info.sha != revision:
+        if re.fullmatch(COMMIT, revision) and info.sha != revision:
             raise ModelSourceError(f"{source}: {constants.ENDPOINT} has commit {info.sha} under this name")
         files = [file for file in info.siblings or () if is_used(file.rfilename)]
         progress.total = sum(file.size or 0 for file in files)

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
+from engine_server.contract.model_uri import COMMIT
 from engine_server.models.errors import ModelSourceError
 from engine_server.models.folder import is_used
 
@@ -102,11 +103,15 @@ def verify(folder: Path, uri: str) -> None:
         )
 
 
+def commit_in(folder: Path) -> str | None:
+    """Return the commit of the hub's repository that a folder was fetched from; None if there is none, or no record."""
+    return (_read(folder / CHECKSUMS, Checksums) or Checksums()).commit
+
+
 def is_of_commit(folder: Path, uri: str) -> bool:
     """Return False if `uri` names a commit by all its digits, and another one was fetched."""
-    named = re.fullmatch(r".*@([0-9a-f]{40})", uri)
-    recorded = _read(folder / CHECKSUMS, Checksums) or Checksums()
-    return named is None or recorded.commit in (None, named[1])
+    named = re.fullmatch(f".*@({COMMIT})", uri)
+    return named is None or commit_in(folder) in (None, named[1])
 
 
 def sha256_of(path: Path) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engine_server.models.record import commit_in
 from engine_server.server.adapters import ServedAdapters
 from engine_server.server.wanted_adapters import AdapterSet
 
@@ -49,6 +50,8 @@ class LoadedModel:
     format: ModelFormat | None
     # The engine exports spans.
     traces: bool
+    # Of the hub's repository that the model was fetched from, if that is known.
+    commit: str | None
 
     @property
     def pooling(self) -> PoolingConfig:
@@ -101,4 +104,5 @@ def loaded_model(engine: AsyncLLMEngine, settings: ApiSettings, template: str | 
         tokenizer=tokenizer,
         format=format,
         traces=engine.config.observability_config.otlp_traces_endpoint is not None,
+        commit=commit_in(Path(config.path)),
     )

@@ -57,9 +57,9 @@ def engines(
         except ValueError as error:
             raise StartError(f"{error}; choose another folder for temporary files with TMPDIR") from None
         adapters_file.write_bytes(msgspec.json.encode(pod.adapters))
-        arguments = replica.arguments(pod, socket, model, assigned, adapters_file)
+        engine = replica.local_command(pod, socket, model, assigned, adapters_file)
         environment = replica.environment(pod, threads, assigned)
-        program = Program(f"{pod.label}-{index}", command(arguments), environment, pod.grace)
+        program = Program(f"{pod.label}-{index}", command(engine.arguments()), environment, pod.grace)
         yield Engine(pod, address, program)
 
 

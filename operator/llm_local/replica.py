@@ -1,7 +1,7 @@
-"""A planned engine pod as a local process: the same arguments, but for its socket, its paths and its threads."""
+"""A planned engine pod as a local process: the same command, but for its socket, its paths and its threads."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,10 +10,11 @@ from llm_operator.api.schema import SpecError
 from llm_operator.api.spec import LLMDeployment
 from llm_operator.observed import Observed, workload_key
 from llm_operator.plan.plan import plan
-from llm_operator.plan.pod.adapters import FILE_FLAG
-from llm_operator.plan.pod.keys import ADMIN_ARGUMENTS
-from llm_operator.plan.pod.pods import CACHE_ENV
-from llm_operator.plan.pod.volumes import MODEL_FOLDER
+from llm_operator.plan.pod.engine_command import EngineCommand
+from llm_operator.plan.pod.keys import ADMIN_FLAGS
+from llm_operator.plan.pod.overlay import PATH
+from llm_operator.plan.pod.pods import CACHE_ENV, engine_command
+from llm_operator.plan.pod.volumes import source
 from llm_operator.settings import Settings
 
 from engine_server.contract import labels
@@ -23,9 +24,6 @@ from engine_server.contract.model_uri import VolumeClaim, parse
 
 THREADS = "OMP_NUM_THREADS"
 GPUS = "CUDA_VISIBLE_DEVICES"
-HOST_FLAG = "--host="
-# The flag that splits a model over GPUs; left out where there are none.
-SHARDING = "--tensor-parallel-size="
 
 
 class Fetch(NamedTuple):
@@ -40,7 +38,7 @@ class Pod:
     """The subset of a planned pod that is needed to run it locally."""
 
     deployment: LLMDeployment
-    arguments: tuple[str, ...]
+    command: EngineCommand
     environment: dict[str, str]
     fetch: Fetch | None
     gpus: int
@@ -72,7 +70,8 @@ def pod(deployment: LLMDeployment) -> Pod:
     # The hub's token comes from this machine's environment, its cache keeps models, and profiles are for nodes.
     model = msgspec.structs.replace(deployment.spec.model, secret_ref=None, cache=None)
     local = msgspec.structs.replace(deployment.spec, model=model, profile=None)
-    goal = plan(msgspec.structs.replace(deployment, spec=local), Observed(), settings)
+    planned = msgspec.structs.replace(deployment, spec=local)
+    goal = plan(planned, Observed(), settings)
     if isinstance(parse(uri), VolumeClaim):
         raise SpecError("spec.model.uri", f"{uri} is a volume claim, which only a cluster has")
     for adapter in deployment.spec.adapters or ():
@@ -87,9 +86,12 @@ def pod(deployment: LLMDeployment) -> Pod:
     spec = goal.apply[workload_key(deployment.name)]["spec"]["template"]["spec"]
     containers = {each["name"]: each for each in (*spec["containers"], *spec.get("initContainers", ()))}
     engine, fetch = containers[labels.ENGINE_CONTAINER], containers.get(labels.MODEL_CONTAINER)
+    command = engine_command(planned, settings, source(model))
+    if engine["args"] != command.arguments():
+        raise SpecError(PATH, "the arguments of the container engine are replaced, which only pods can run")
     return Pod(
         deployment=deployment,
-        arguments=tuple(engine["args"]),
+        command=command,
         environment=variables(engine),
         fetch=Fetch(fetch["args"][1], tuple(variables(fetch).items())) if fetch else None,
         gpus=deployment.spec.resources.gpus,
@@ -110,23 +112,25 @@ def value(variable: dict[str, Any]) -> str:
     return str(variable.get("value", ""))
 
 
-def arguments(
+def local_command(
     pod: Pod, socket: Path, model: str | None, gpus: Sequence[str], adapters_file: Path
-) -> tuple[str, ...]:
-    """Return the container's arguments with a Unix socket to listen on, and the folder `model`, if any.
+) -> EngineCommand:
+    """Return the pod's command with a Unix socket to listen on, and the folder `model`, if any.
 
     There is no admin API: the adapters stay as they are in `adapters_file`.
     """
-    local = {f"--port={labels.ENGINE_PORT}": f"--uds={socket}"}
-    if model is not None:
-        local[MODEL_FOLDER] = model
-    left_out = (HOST_FLAG,) if gpus else (HOST_FLAG, SHARDING)
-    kept = [
-        f"{FILE_FLAG}{adapters_file}" if argument.startswith(FILE_FLAG) else argument
-        for argument in pod.arguments
-        if argument not in ADMIN_ARGUMENTS and not argument.startswith(left_out)
-    ]
-    return tuple(local.get(argument, argument) for argument in kept)
+    planned = pod.command
+    return replace(
+        planned,
+        **dict.fromkeys(ADMIN_FLAGS),
+        host=None,
+        port=None,
+        uds=str(socket),
+        model=model or planned.model,
+        # A model is split over GPUs alone.
+        tensor_parallel_size=planned.tensor_parallel_size if gpus else None,
+        adapters_file=str(adapters_file) if planned.adapters_file else None,
+    )
 
 
 def environment(pod: Pod, threads: int, gpus: Sequence[str]) -> dict[str, str]:

@@ -144,6 +144,8 @@ class Observed:
     start_report: StartReport | None = None
     # The last answers about adapters, by pod.
     pod_adapters: Mapping[str, PodAdapters] = field(default_factory=dict)
+    # The commits of the hub that ready replicas report, by pod; empty for one that reports none.
+    commits: Mapping[str, str] = field(default_factory=dict)
     # The image pull secrets of the namespace's account `default`.
     default_pull_secrets: tuple[str, ...] = ()
     # The reason why the plan was not carried out, if it was not.

@@ -1,6 +1,7 @@
 """The chart and the plain manifests that are rendered from it."""
 
 import re
+import shutil
 import subprocess
 import textwrap
 from collections.abc import Callable, Iterator
@@ -79,6 +80,19 @@ def test_selectors_contain_nothing_that_an_upgrade_changes(manifests: list[Manif
                 "component",
             }
             assert labels.items() <= manifest["spec"]["template"]["metadata"]["labels"].items()
+
+
+def test_another_version_of_the_chart_restarts_no_pod(helm: Helm, root: Path, tmp_path: Path) -> None:
+    chart = shutil.copytree(root / "charts/fairlead", tmp_path / "fairlead")
+    about = yaml.safe_load((chart / "Chart.yaml").read_text())
+
+    def templates(version: str) -> dict[str, Any]:
+        (chart / "Chart.yaml").write_text(yaml.safe_dump(about | {"version": version, "appVersion": version}))
+        rendered = helm("template", "fairlead", chart, "--set=image.tag=mine").stdout
+        deployments = [one for one in yaml.safe_load_all(rendered) if one and one["kind"] == "Deployment"]
+        return {one["metadata"]["name"]: one["spec"]["template"] for one in deployments}
+
+    assert templates("8.0.0") == templates("9.0.0")
 
 
 def test_every_object_has_the_recommended_labels(manifests: list[Manifest]) -> None:
@@ -477,5 +491,5 @@ def test_documented_permissions_are_those_of_the_roles(render: Render, root: Pat
     operator, _, router = text.partition("Those of the router")
     manifests = render()
     for component, table in (("operator", operator), ("router", router)):
-        rules = find(manifests, "ClusterRole", f"fairlead-{component}")["rules"]
+        rules = find(manifests, "ClusterRole", f"fairlead-{component}-fairlead-system")["rules"]
         assert listed_permissions(table) == permissions(rules)

@@ -116,11 +116,11 @@ def test_a_named_service_account_is_used_and_bound_and_not_created(render: Rende
         if binding["kind"].endswith("RoleBinding")
     }
     assert bound == {
-        ("fairlead-operator", "given"),
+        ("fairlead-operator-fairlead-system", "given"),
         ("fairlead-operator-keys", "given"),
         ("fairlead-operator-lease", "given"),
         ("fairlead-operator-routers", "given"),
-        ("fairlead-router", "own"),
+        ("fairlead-router-fairlead-system", "own"),
     }
 
 
@@ -128,7 +128,7 @@ def test_a_named_service_account_is_used_and_bound_and_not_created(render: Rende
 def test_the_router_may_scale_only_where_it_wakes_deployments(
     render: Render, hold: dict[str, int], wakes: bool
 ) -> None:
-    rules = find(render(router={"hold": hold}), "ClusterRole", "fairlead-router")["rules"]
+    rules = find(render(router={"hold": hold}), "ClusterRole", "fairlead-router-fairlead-system")["rules"]
     scaling = [rule for rule in rules if "llmdeployments/scale" in rule["resources"]]
     assert bool(scaling) is wakes
     assert all(rule["verbs"] == ["patch"] for rule in scaling)

@@ -138,6 +138,7 @@ class ScriptedHost(EngineHost):
             tokenizer=None,
             format=None,
             traces=False,
+            commit="c" * 40,
         )
 
 

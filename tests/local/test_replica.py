@@ -31,7 +31,7 @@ def test_arguments_differ_from_the_planned_container_in_socket_and_model(manifes
     template = goal.apply[workload_key("tiny")]["spec"]["template"]
     container = template["spec"]["containers"][0]
     pod = replica.pod(deployment)
-    ours = replica.arguments(pod, SOCKET, "/here", ["0", "1"], NO_FILE)
+    ours = replica.local_command(pod, SOCKET, "/here", ["0", "1"], NO_FILE).arguments()
     on_a_port = [argument for argument in container["args"] if argument != "--host=0.0.0.0"]
     different = [(planned, here) for planned, here in zip(on_a_port, ours, strict=True) if planned != here]
     assert different == [("/models/model", "/here"), ("--port=8000", f"--uds={SOCKET}")]
@@ -46,13 +46,13 @@ def test_arguments_differ_from_the_planned_container_in_socket_and_model(manifes
 
 def test_without_gpus_the_model_is_not_split_over_gpus(manifest: Any) -> None:
     pod = replica.pod(parse(manifest(resources={"gpu": 2})))
-    without = set(pod.arguments) - {
+    without = set(pod.command.arguments()) - {
         "--tensor-parallel-size=2",
         "--host=0.0.0.0",
         "--port=8000",
         "/models/model",
     }
-    ours = set(replica.arguments(pod, SOCKET, "/here", [], NO_FILE))
+    ours = set(replica.local_command(pod, SOCKET, "/here", [], NO_FILE).arguments())
     assert ours == without | {f"--uds={SOCKET}", "/here"}
 
 
@@ -61,7 +61,7 @@ def test_a_local_folder_is_served_in_place(manifest: Any, tmp_path: Path) -> Non
     document["spec"]["model"]["uri"] = str(tmp_path)
     pod = replica.pod(parse(document))
     assert pod.fetch is None
-    assert replica.arguments(pod, SOCKET, None, [], NO_FILE)[1] == str(tmp_path)
+    assert replica.local_command(pod, SOCKET, None, [], NO_FILE).model == str(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,23 @@ def test_a_pod_template_that_an_operator_may_forbid_is_no_obstacle_locally(manif
 
     pod = replica.pod(parse(manifest(podTemplate=overlay)))
 
-    assert pod.arguments[0] == "engine"
+    assert pod.command.served_model_name == "default/tiny"
+
+
+def test_flags_of_the_user_are_passed_on_as_they_are(manifest: Any) -> None:
+    flags = ["--seed=3", "--chat-template", "/models/model"]
+    document = manifest(engine={"args": flags})
+
+    command = replica.local_command(replica.pod(parse(document)), SOCKET, "/here", [], NO_FILE)
+
+    assert command.arguments()[-3:] == flags
+
+
+def test_arguments_that_a_pod_template_replaces_are_refused(manifest: Any) -> None:
+    overlay = {"spec": {"containers": [{"name": "engine", "args": ["engine", "/other", "--port=8000"]}]}}
+
+    with pytest.raises(SpecError, match="arguments of the container engine are replaced"):
+        replica.pod(parse(manifest(podTemplate=overlay)))
 
 
 def test_a_profile_of_a_cluster_is_left_out(manifest: Any) -> None:
@@ -91,9 +107,8 @@ def test_a_profile_of_a_cluster_is_left_out(manifest: Any) -> None:
 def test_adapters_are_in_a_file_and_there_is_no_admin_api(manifest: Any) -> None:
     document = manifest(adapters=[{"name": "french", "uri": "./french"}])
 
-    arguments = replica.arguments(
-        replica.pod(parse(document)), SOCKET, "/here", [], Path("/run/adapters.json")
-    )
+    pod = replica.pod(parse(document))
+    arguments = replica.local_command(pod, SOCKET, "/here", [], Path("/run/adapters.json")).arguments()
 
     assert {"--enable-lora", "--adapters-file=/run/adapters.json"} <= set(arguments)
     assert not any("admin" in argument or "key" in argument for argument in arguments)

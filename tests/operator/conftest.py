@@ -39,7 +39,7 @@ def rules_in_manifests(kind: str, name: str) -> list[dict[str, Any]]:
     raise LookupError(f"{MANIFESTS} has no {kind} {name}")
 
 
-OPERATOR_RULES = rules_in_manifests("ClusterRole", "fairlead-operator")
+OPERATOR_RULES = rules_in_manifests("ClusterRole", "fairlead-operator-fairlead-system")
 LEASE_RULES = rules_in_manifests("Role", "fairlead-operator-lease")
 ROUTERS_RULES = rules_in_manifests("Role", "fairlead-operator-routers")
 

@@ -1,6 +1,7 @@
 """Start and end of a server process."""
 
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,9 @@ from engine_process import EngineProcess, running_engine
 from local_server import serving
 from waiting import until
 
+from engine_server.models import record
+from engine_server.models.record import Checksums
+
 STORY: dict[str, Any] = {
     "model": "smollm2",
     "prompt": "Once upon a time",
@@ -21,11 +25,16 @@ STORY: dict[str, Any] = {
     "stream": True,
     "extra_body": {"ignore_eos": True},
 }
+COMMIT = "a" * 40
 HELLO = {"model": "smollm2", "prompt": "Hello", "max_tokens": 1}
 
 
-def test_refuses_requests_while_loading_and_finishes_them_while_draining(tiny_writer: Path) -> None:
-    with running_engine("--max-model-len=256", model=str(tiny_writer)) as server:
+def test_refuses_requests_while_loading_and_finishes_them_while_draining(
+    tiny_writer: Path, tmp_path: Path
+) -> None:
+    fetched = shutil.copytree(tiny_writer, tmp_path / "model")
+    record.write(fetched, Checksums(COMMIT))
+    with running_engine("--max-model-len=256", model=str(fetched)) as server:
         check_start(server)
         check_drain(server)
 
@@ -44,6 +53,7 @@ def check_start(server: EngineProcess) -> None:
     ready = server.get("/ready")
     assert ready.status == 200
     assert list(ready.json["seconds"]) == ["import", "load", "warm up"]
+    assert ready.json["commit"] == COMMIT
     phases = [line.split(" ")[1:-2] for line in server.lines if line.startswith("phase ")]
     assert phases == [["import"], ["load"], ["warm", "up"], ["ready"]]
     metrics = server.get("/metrics").body.decode()

@@ -41,6 +41,11 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- include "fairlead.fullname" (index . 0) }}-{{ rest . | join "-" }}
 {{- end }}
 
+{{/* The name of an object without a namespace, as for its name: a release of another namespace may have the same name. */}}
+{{- define "fairlead.clusterWideName" -}}
+{{- include "fairlead.componentName" . }}-{{ (index . 0).Release.Namespace }}
+{{- end }}
+
 {{/* The metadata of a component's object, as for its name. */}}
 {{- define "fairlead.metadata" -}}
 name: {{ include "fairlead.componentName" . }}

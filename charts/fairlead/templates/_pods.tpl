@@ -5,10 +5,10 @@
 {{- end }}
 {{- end }}
 
-{{/* The labels of a component's pods, as (list $ "router"). */}}
+{{/* The labels of a component's pods, as (list $ "router"). No version of the chart is in them: it would restart them. */}}
 {{- define "fairlead.podLabels" -}}
 {{- $values := index (index . 0).Values (index . 1) }}
-{{- merge (include "fairlead.labels" . | fromYaml) $values.podLabels | toYaml }}
+{{- merge (include "fairlead.selector" . | fromYaml) (index . 0).Values.commonLabels $values.podLabels | toYaml }}
 {{- end }}
 
 {{/* The account, the security context and the placement of a component's pods, as (list $ "router"). */}}

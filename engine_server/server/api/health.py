@@ -32,4 +32,5 @@ async def readiness(host: EngineHost, gate: Gate) -> Response:
         return JSONResponse(
             {"status": "loading", "phase": host.phase, "percent": percent, "seconds": seconds}, 503
         )
-    return JSONResponse({"status": "ready", "seconds": seconds})
+    commit = {"commit": host.model.commit} if host.model.commit else {}
+    return JSONResponse({"status": "ready", "seconds": seconds, **commit})

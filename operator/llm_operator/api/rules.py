@@ -18,7 +18,7 @@ ADAPTER_FORMS = (
     " that begins with /, ./, ../ or ~/"
 )
 VOLUME_CLAIM = "pvc://"
-# Flags of `fairlead engine` that the operator sets from other fields.
+# Flags of `fairlead engine` that the operator sets from other fields. More are refused where a pod is rendered.
 OWNED_FLAGS = (
     "--model",
     "--host",
@@ -37,10 +37,9 @@ OWN_FOLDERS = ("/proc", "/sys", "/dev", "/models", "/cache", "/tmp", "/etc/fairl
 MOST_FILE_CHARACTERS = 256 * 1024
 
 
-def is_owned(argument: str, flags: tuple[str, ...] = OWNED_FLAGS) -> bool:
-    """Return True for an engine argument that sets one of the owned `flags`, spelled in full or abbreviated."""
-    flag = argument.split("=")[0].replace("_", "-")
-    return len(flag) > 3 and flag.startswith("--") and any(owned.startswith(flag) for owned in flags)
+def is_owned(argument: str) -> bool:
+    """Return True for an engine argument that sets one of OWNED_FLAGS. Engines take no abbreviations."""
+    return argument.split("=")[0].replace("_", "-") in OWNED_FLAGS
 
 
 def is_free_path(path: str) -> bool:
@@ -126,9 +125,7 @@ SIZE_WITH_OPTIONS = Rule(
     holds=lambda cache: "size" in cache or not ("class" in cache or "accessMode" in cache),
 )
 NOT_OWNED = Rule(
-    cel="!self.startsWith('--') || size(self.split('=')[0]) <= 3 || "
-    f"![{', '.join(repr(flag) for flag in OWNED_FLAGS)}]"
-    ".exists(flag, flag.startsWith(self.split('=')[0].replace('_', '-')))",
+    cel=f"!(self.split('=')[0].replace('_', '-') in [{', '.join(map(repr, OWNED_FLAGS))}])",
     message=f"the operator itself sets {', '.join(OWNED_FLAGS)}, from model, engine.maxModelLen, resources.gpu,"
     " rollout and adapters",
     holds=lambda argument: not is_owned(argument),

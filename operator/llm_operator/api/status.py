@@ -50,6 +50,11 @@ class ServedAdapter(Section, frozen=True):
     error: Annotated[str | None, about("The first reason why a ready pod does not serve it.")] = None
 
 
+class ServedCommit(Section, frozen=True):
+    commit: Annotated[str, about("The commit.")]
+    pods: Annotated[tuple[str, ...], about("The ready pods that serve it.")] = ()
+
+
 class Status(Section, frozen=True, omit_defaults=False):
     observed_generation: Annotated[int, about("The generation of the spec that the status refers to.")] = 0
     operator: Annotated[
@@ -65,6 +70,11 @@ class Status(Section, frozen=True, omit_defaults=False):
     selector: Annotated[str, about("The label selector of the pods, for autoscalers.")] = ""
     start: Annotated[
         Start | None, about("The last start of a replica: the seconds of each phase that has ended.")
+    ] = None
+    commits: Annotated[
+        tuple[ServedCommit, ...] | None,
+        Meta(extra_json_schema={LIST_TYPE: "map", LIST_KEYS: ["commit"]}),
+        about("The commits of the model on its hub, and the ready pods that serve each."),
     ] = None
     adapters: Annotated[
         tuple[ServedAdapter, ...] | None,

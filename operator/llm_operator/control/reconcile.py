@@ -14,6 +14,7 @@ from llm_operator import metrics
 from llm_operator.control.adapter_pusher import AdapterPusher, Goal
 from llm_operator.control.api_errors import FAILURES, describe, is_rejection, is_transient, outage_seconds
 from llm_operator.control.cluster import Cluster
+from llm_operator.control.commit_poller import CommitPoller
 from llm_operator.control.custody import Custody
 from llm_operator.control.default_accounts import DefaultAccounts
 from llm_operator.control.deletion_costs import DeletionCosts
@@ -37,6 +38,7 @@ from llm_operator.plan.pod.adapters import of_other_models
 from llm_operator.settings import Settings
 from llm_operator.status.adapters import ready_replicas
 from llm_operator.status.assess import assess
+from llm_operator.status.commits import replicas_to_ask
 from llm_operator.status.messages import presentable
 from llm_operator.status.start import replica_to_ask
 
@@ -71,6 +73,7 @@ class Reconciler:
     status_writer: StatusWriter = field(init=False)
     fetch_poller: FetchPoller = field(init=False)
     start_poller: StartPoller = field(init=False)
+    commit_poller: CommitPoller = field(init=False)
     adapter_pusher: AdapterPusher = field(init=False)
     default_accounts: DefaultAccounts = field(init=False)
 
@@ -79,6 +82,7 @@ class Reconciler:
         questions = PodQuestions()
         self.fetch_poller = FetchPoller(questions)
         self.start_poller = StartPoller(self.queue.add, questions)
+        self.commit_poller = CommitPoller(self.queue.add, questions)
         self.adapter_pusher = AdapterPusher(self.queue.add, questions)
         self.default_accounts = DefaultAccounts(self.cluster)
         self.status_writer = StatusWriter(self.cluster, self.store, Events(self.cluster))
@@ -135,6 +139,7 @@ class Reconciler:
             return None
         if "deletionTimestamp" in manifest["metadata"] or not await self.custody.take(key, manifest):
             self.fetch_poller.follow(key, ())
+            self.commit_poller.follow(key, ())
             self.adapter_pusher.forget(key)
             return None
         manifest = self.store.llmdeployment(key) or manifest
@@ -149,6 +154,7 @@ class Reconciler:
         status = assess(decision.spec, observed)
         metrics.STATUS.put(key, observed.subject["spec"].get("replicas", 1), status)
         self.start_poller.follow(key, replica_to_ask(observed))
+        self.commit_poller.follow(key, replicas_to_ask(observed))
         write_after = await self.status_writer.write(key, observed, status)
         # A refusal is reported before it is retried.
         if observed.refusal is not None and decision.may_succeed_later and write_after is None:
@@ -178,6 +184,7 @@ class Reconciler:
         self.status_writer.forget(key)
         self.fetch_poller.follow(key, ())
         self.start_poller.forget(key)
+        self.commit_poller.follow(key, ())
         self.adapter_pusher.forget(key)
         metrics.STATUS.remove(key)
 
@@ -210,6 +217,7 @@ class Reconciler:
             replica_sets=replica_sets,
             start_report=self.start_poller.reports.get(key),
             pod_adapters=self.adapter_pusher.answers(key),
+            commits=self.commit_poller.commits.get(key, {}),
             name_holders=self.store.claims.held_by_others(key),
             key_hashes=self.root_keys.hashes(manifest["metadata"]["uid"]) if self.root_keys else KeyHashes(),
             now=datetime.now(UTC),

@@ -7,6 +7,7 @@ from llm_operator.api.spec import LLMDeploymentSpec
 from llm_operator.api.status import Condition, ConditionStatus, ConditionType, Status
 from llm_operator.observed import Manifest, Observed, timestamp
 from llm_operator.status.adapters import adapters_ready, served_adapters
+from llm_operator.status.commits import mixed_revisions, served_commits
 from llm_operator.status.conditions import (
     Evidence,
     Verdict,
@@ -30,6 +31,8 @@ def assess(spec: LLMDeploymentSpec | None, observed: Observed) -> Status:
     evidence = Evidence.of(wanted, is_autoscaled, workload, observed)
     if problem := cache_problem(spec, observed):
         evidence = replace(evidence, problems=[*evidence.problems, problem])
+    if problem := mixed_revisions(observed):
+        evidence = replace(evidence, problems=[*evidence.problems, problem])
     cached = model_cached(spec, observed)
     is_fetching = cached is not None and not cached.holds and not workload and not evidence.problems
     verdicts: dict[ConditionType, Verdict | None] = {
@@ -50,6 +53,7 @@ def assess(spec: LLMDeploymentSpec | None, observed: Observed) -> Status:
         restarts=restarts(observed.pods),
         start=last_start(observed),
         selector=selector_text(observed.key.name),
+        commits=served_commits(observed),
         adapters=served_adapters(spec, observed),
         conditions=tuple(dated(kind, verdict, observed) for kind, verdict in verdicts.items() if verdict),
     )

@@ -106,7 +106,7 @@ def test_an_error_names_the_field_the_problem_and_what_is_allowed(
         "--max-model-len=4",
         "--max_model_len",
         "--served-model-name=x",
-        "--tensor-p",
+        "--tensor_parallel_size",
     ],
 )
 def test_flags_that_the_operator_owns_are_refused(manifest: Any, argument: str) -> None:
@@ -114,7 +114,9 @@ def test_flags_that_the_operator_owns_are_refused(manifest: Any, argument: str) 
         parse(manifest(engine={"args": ["--seed=1", argument]}))
 
 
-@pytest.mark.parametrize("argument", ["--max-num-seqs=4", "64", "-v", "--", "--dtype", "--model-impl=x"])
+@pytest.mark.parametrize(
+    "argument", ["--max-num-seqs=4", "64", "-v", "--", "--dtype", "--model-impl=x", "--tensor-p"]
+)
 def test_accepts_other_flags(manifest: Any, argument: str) -> None:
     assert parse(manifest(engine={"args": [argument]})).spec.engine.args == (argument,)
 

@@ -1,6 +1,7 @@
 """The adapters that engines load at their start, in a ConfigMap. Running engines get others over the admin API."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
@@ -15,13 +16,13 @@ from engine_server.contract.model_uri import VolumeClaim, parse
 from llm_operator.api.spec import LLMDeployment
 from llm_operator.observed import ADAPTERS_ENTRY, Manifest, Observed, adapters_key
 from llm_operator.plan.ownership import child, owned_pods
+from llm_operator.plan.pod.engine_command import setting_of
 from llm_operator.plan.pod.template import typed
 from llm_operator.plan.pod.template_record import read
 from llm_operator.plan.pod.volumes import Source, Volume, mounts
 from llm_operator.settings import Settings
 
 FOLDER = "/etc/fairlead/adapters"
-FILE_FLAG = "--adapters-file="
 # The place of the whole claim that holds the model.
 CLAIM_FOLDER = "/models/claim"
 
@@ -42,13 +43,17 @@ def uri_in_pod(uri: str) -> str:
             return uri
 
 
-def arguments(given: tuple[str, ...]) -> list[str]:
-    """Return the flags of an engine that serves adapters; the numbers are left to the user if `given` has one."""
-    flags = ["--enable-lora", f"{FILE_FLAG}{FOLDER}/{ADAPTERS_ENTRY}"]
-    names = {argument.split("=")[0].replace("_", "-") for argument in given}
-    if not names & {"--max-loras", "--max-cpu-loras"}:
-        flags += [f"--max-loras={MAX_IN_STEP}", f"--max-cpu-loras={MAX_IN_MEMORY}"]
-    return flags
+def flags(deployment: LLMDeployment) -> dict[str, Any]:
+    """Return the fields of an EngineCommand by which the engine serves adapters, if there are any.
+
+    The numbers are left to the user if `engine.args` have one.
+    """
+    if not deployment.has_adapters:
+        return {}
+    enabled = {"enable_lora": True, "adapters_file": f"{FOLDER}/{ADAPTERS_ENTRY}"}
+    if {"max_loras", "max_cpu_loras"} & set(map(setting_of, deployment.spec.engine.args)):
+        return enabled
+    return {**enabled, "max_loras": MAX_IN_STEP, "max_cpu_loras": MAX_IN_MEMORY}
 
 
 def add_adapters(pod: Manifest, deployment: LLMDeployment, origin: Source) -> None:

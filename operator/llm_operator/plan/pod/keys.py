@@ -10,19 +10,23 @@ from engine_server.contract import labels
 from llm_operator.api.spec import LLMDeployment
 from llm_operator.observed import ChildKey, Manifest, Observed, adapters_key, volumes_of
 from llm_operator.plan.ownership import child
+from llm_operator.plan.pod.engine_command import arguments_of
 from llm_operator.plan.pod.volumes import Volume
 from llm_operator.settings import Settings
 
 FOLDER = "/etc/fairlead/keys"
 ROUTER, ADMIN = "router", "admin"
-# The arguments of an engine whose API accepts the router's keys alone, and whose admin API the operator's.
-ROUTER_ARGUMENT = f"--api-key-file={FOLDER}/{ROUTER}"
-ADMIN_ARGUMENTS = (
-    "--enable-admin",
-    "--admin-host=0.0.0.0",
-    f"--admin-port={labels.ADMIN_PORT}",
-    f"--admin-key-file={FOLDER}/{ADMIN}",
-)
+# The flags of an engine whose API accepts the router's keys, and whose admin API the operator's.
+ROUTER_FLAGS = {"api_key_file": f"{FOLDER}/{ROUTER}"}
+ADMIN_FLAGS = {
+    "enable_admin": True,
+    "admin_host": "0.0.0.0",  # noqa: S104
+    "admin_port": labels.ADMIN_PORT,
+    "admin_key_file": f"{FOLDER}/{ADMIN}",
+}
+# As templates have them.
+(ROUTER_ARGUMENT,) = arguments_of(ROUTER_FLAGS)
+ADMIN_ARGUMENTS = arguments_of(ADMIN_FLAGS)
 
 
 def key(name: str) -> ChildKey:
@@ -45,9 +49,10 @@ def has_admin(deployment: LLMDeployment, settings: Settings) -> bool:
     return settings.engine_keys or deployment.has_adapters
 
 
-def arguments(deployment: LLMDeployment, settings: Settings) -> list[str]:
-    router = [ROUTER_ARGUMENT] if settings.engine_keys else []
-    return [*router, *(ADMIN_ARGUMENTS if has_admin(deployment, settings) else ())]
+def flags(deployment: LLMDeployment, settings: Settings) -> dict[str, Any]:
+    """Return the fields of an EngineCommand that make the engine accept only calls with its keys."""
+    router = ROUTER_FLAGS if settings.engine_keys else {}
+    return {**router, **(ADMIN_FLAGS if has_admin(deployment, settings) else {})}
 
 
 def without_router_key(template: Manifest, name: str) -> Manifest:

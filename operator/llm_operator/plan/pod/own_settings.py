@@ -4,18 +4,20 @@ from collections.abc import Iterator
 
 from engine_server.contract import labels
 from engine_server.contract.adapters import MODEL_VARIABLE
-from llm_operator.api.rules import OWNED_FLAGS, is_owned
 from llm_operator.api.schema import SpecError
 from llm_operator.api.spec import LLMDeployment
 from llm_operator.plan.pod import keys
+from llm_operator.plan.pod.engine_command import FLAGS, flag_of, setting_of
 from llm_operator.plan.pod.overlay import PATH
 from llm_operator.settings import Settings
 
-# Where engines ask for keys: the flags that replace the operator's or add keys, and the variables that add keys.
-ROUTER_FLAGS = ("--api-key", "--api-key-file")
-ROUTER_VARIABLES = ("VLLM_API_KEY",)
-ADMIN_FLAGS = ("--no-enable-admin", "--admin-host", "--admin-port", "--admin-key-file")
-ADMIN_VARIABLES = ("FAIRLEAD_ADMIN_KEY",)
+# By which routers, probes and the operator would not reach an engine any more; the operator gives none of them.
+LEFT_OUT = ("root_path", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs")
+# Given by the operator where there are adapters, and by a spec if it likes.
+SHARED = ("enable_lora", "max_loras", "max_cpu_loras")
+BELONGS = "is a setting of the engine that belongs to the operator"
+# The variable that adds a key of the admin API.
+ADMIN_VARIABLE = "FAIRLEAD_ADMIN_KEY"
 
 
 def check(deployment: LLMDeployment, settings: Settings) -> None:
@@ -23,28 +25,30 @@ def check(deployment: LLMDeployment, settings: Settings) -> None:
 
     What a profile has is not the spec's, and the names that `engine.envFrom` brings are not known.
     """
-    flags: tuple[str, ...] = ()
-    variables: tuple[str, ...] = ()
-    if settings.engine_keys:
-        flags, variables = ROUTER_FLAGS, ROUTER_VARIABLES
-    if keys.has_admin(deployment, settings):
-        flags, variables = (*flags, *ADMIN_FLAGS), (*variables, *ADMIN_VARIABLES)
-    if deployment.has_adapters:
-        variables = (*variables, MODEL_VARIABLE)
+    own = own_settings(settings)
     for index, argument in enumerate(deployment.spec.engine.args):
-        if is_owned(argument, flags):
-            raise SpecError(f"spec.engine.args[{index}]", f"the operator itself sets {', '.join(flags)}")
-    own = {*map(variable_of, (*OWNED_FLAGS, *flags)), *variables}
-    for path, name in given_variables(deployment):
+        name = setting_of(argument)
         if name in own:
-            raise SpecError(
-                path, f"the variable {name} is a setting of the engine that belongs to the operator"
-            )
+            raise SpecError(f"spec.engine.args[{index}]", f"the flag {flag_of(name)} {BELONGS}")
+    variables = set(map(variable_of, own))
+    if keys.has_admin(deployment, settings):
+        variables.add(ADMIN_VARIABLE)
+    if deployment.has_adapters:
+        variables.add(MODEL_VARIABLE)
+    for path, variable in given_variables(deployment):
+        if variable in variables:
+            raise SpecError(path, f"the variable {variable} {BELONGS}")
 
 
-def variable_of(flag: str) -> str:
-    """Return the environment variable that an engine reads where it has no such flag."""
-    return f"FAIRLEAD_{flag.removeprefix('--').replace('-', '_').upper()}"
+def own_settings(settings: Settings) -> set[str]:
+    """Return the names of the engine's settings that a spec cannot give. Where there are no keys, a file of keys is."""
+    own = {*FLAGS, *LEFT_OUT}.difference(SHARED)
+    return own if settings.engine_keys else own.difference(keys.ROUTER_FLAGS)
+
+
+def variable_of(name: str) -> str:
+    """Return the environment variable that an engine reads where it has no flag for a setting."""
+    return f"FAIRLEAD_{name.upper()}"
 
 
 def given_variables(deployment: LLMDeployment) -> Iterator[tuple[str, str]]:

@@ -11,6 +11,7 @@ from llm_operator.api.sections.engine import Engine
 from llm_operator.api.sections.resources import DEFAULT_GPU_RESOURCE, Resources
 from llm_operator.api.spec import LLMDeployment, LLMDeploymentSpec
 from llm_operator.plan.pod import adapters, credentials, keys, own_settings, pod_policy, pod_security
+from llm_operator.plan.pod.engine_command import EngineCommand
 from llm_operator.plan.pod.files import add_files
 from llm_operator.plan.pod.overlay import PATH, merge
 from llm_operator.plan.pod.profiles import profile_of, with_resources
@@ -48,7 +49,7 @@ def pod_template(
         "enableServiceLinks": False,
         "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
         "terminationGracePeriodSeconds": termination_grace(spec.rollout.drain_timeout_seconds),
-        "containers": [engine_container(deployment, origin, image)],
+        "containers": [engine_container(deployment, settings, origin, image)],
         "volumes": [
             {"name": volume.name, **limited(volume, spec.resources)} for volume in (*SCRATCH, *origin.volumes)
         ],
@@ -58,7 +59,7 @@ def pod_template(
     if deployment.has_adapters:
         adapters.add_adapters(pod, deployment, origin)
     if keys.has_admin(deployment, settings):
-        add_keys(pod, deployment, settings)
+        add_keys(pod, deployment)
     if origin.fetch is not None:
         pod["initContainers"] = [model_container(spec, origin.fetch, image)]
     if spec.resources.gpus:
@@ -80,22 +81,23 @@ def pod_template(
     return template
 
 
-def add_keys(pod: dict[str, Any], deployment: LLMDeployment, settings: Settings) -> None:
-    """Make the engine accept only calls with its keys."""
+def add_keys(pod: dict[str, Any], deployment: LLMDeployment) -> None:
+    """Mount the keys that the engine accepts."""
     volume = keys.volume(deployment.name)
     (engine,) = pod["containers"]
-    # The arguments of the user come last, as without keys.
-    engine["args"][2:2] = keys.arguments(deployment, settings)
     engine["volumeMounts"] += mounts((volume,))
     pod["volumes"].append({"name": volume.name, **volume.content})
 
 
-def engine_container(deployment: LLMDeployment, origin: Source, image: str) -> dict[str, Any]:
+def engine_container(
+    deployment: LLMDeployment, settings: Settings, origin: Source, image: str
+) -> dict[str, Any]:
+    arguments = engine_command(deployment, settings, origin).arguments()
     resources = deployment.spec.resources
     given: tuple[dict[str, Any], ...] = msgspec.to_builtins(deployment.spec.engine.env)
     models = [{**mount, "readOnly": True} for mount in mounts(origin.volumes)]
     secrets = credentials.adapter_variables(deployment.spec.model) if deployment.has_adapters else []
-    return container(labels.ENGINE_CONTAINER, image, engine_args(deployment, origin)) | {
+    return container(labels.ENGINE_CONTAINER, image, arguments) | {
         "env": environment(*literal(CACHE_ENV | threads(resources)), *given, *secrets),
         **env_from(deployment.spec.engine),
         "ports": [{"name": labels.HTTP_PORT_NAME, "containerPort": labels.ENGINE_PORT, "protocol": "TCP"}],
@@ -123,21 +125,21 @@ def engine_container(deployment: LLMDeployment, origin: Source, image: str) -> d
     }
 
 
-def engine_args(deployment: LLMDeployment, origin: Source) -> list[str]:
-    """Return the command line of the engine; the user's flags come last."""
+def engine_command(deployment: LLMDeployment, settings: Settings, origin: Source) -> EngineCommand:
     spec = deployment.spec
-    arguments = ["engine", origin.argument]
-    # The router resolves served names, so that engines need not know them.
-    arguments += [f"--served-model-name={deployment.key}"]
-    arguments += ["--host=0.0.0.0", f"--port={labels.ENGINE_PORT}"]
-    arguments += [f"--drain-timeout={spec.rollout.drain_timeout_seconds}"]
-    if spec.engine.max_model_len is not None:
-        arguments += [f"--max-model-len={spec.engine.max_model_len}"]
-    if spec.resources.gpus > 1:
-        arguments += [f"--tensor-parallel-size={spec.resources.gpus}"]
-    if deployment.has_adapters:
-        arguments += adapters.arguments(spec.engine.args)
-    return [*arguments, *spec.engine.args]
+    return EngineCommand(
+        model=origin.argument,
+        # The router resolves served names, so that engines need not know them.
+        served_model_name=str(deployment.key),
+        host="0.0.0.0",  # noqa: S104
+        port=labels.ENGINE_PORT,
+        drain_timeout=spec.rollout.drain_timeout_seconds,
+        max_model_len=spec.engine.max_model_len,
+        tensor_parallel_size=spec.resources.gpus if spec.resources.gpus > 1 else None,
+        args=spec.engine.args,
+        **keys.flags(deployment, settings),
+        **adapters.flags(deployment),
+    )
 
 
 def model_container(spec: LLMDeploymentSpec, uri: str, image: str) -> dict[str, Any]:
