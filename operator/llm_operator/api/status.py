@@ -10,14 +10,22 @@ from llm_operator.api.schema import LIST_KEYS, LIST_TYPE, Count, Object, Section
 BY_TYPE = {LIST_TYPE: "map", LIST_KEYS: ["type"]}
 # The schema does not restrict a condition's type to these: a later operator may write more than an older CRD knows.
 ConditionType = Literal[
-    "Ready", "Progressing", "Degraded", "Stalled", "ModelCached", "AdaptersReady", "NameTaken"
+    "Ready",
+    "Progressing",
+    "Degraded",
+    "Reconciling",
+    "Stalled",
+    "ModelCached",
+    "AdaptersReady",
+    "NameTaken",
 ]
 ConditionStatus = Literal["True", "False", "Unknown"]
 
 
 class Condition(Section, frozen=True, omit_defaults=False):
     type: Annotated[
-        str, about("Ready, Progressing, Degraded, Stalled, ModelCached, AdaptersReady or NameTaken.")
+        str,
+        about("Ready, Progressing, Degraded, Reconciling, Stalled, ModelCached, AdaptersReady or NameTaken."),
     ]
     status: Annotated[ConditionStatus, about("True if the condition holds.")]
     reason: Annotated[str, about("One word for programs.")]

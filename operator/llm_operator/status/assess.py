@@ -14,6 +14,7 @@ from llm_operator.status.conditions import (
     name_taken,
     progressing,
     ready,
+    reconciling,
     stalled,
 )
 from llm_operator.status.messages import presentable
@@ -31,11 +32,14 @@ def assess(spec: LLMDeploymentSpec | None, observed: Observed) -> Status:
     if problem := cache_problem(spec, observed):
         evidence = replace(evidence, problems=[*evidence.problems, problem])
     cached = model_cached(spec, observed)
+    if observed.fetch is not None:
+        evidence = replace(evidence, download=cached)
     is_fetching = cached is not None and not cached.holds and not workload and not evidence.problems
     verdicts: dict[ConditionType, Verdict | None] = {
         "Ready": cached if is_fetching else ready(evidence),
         "Progressing": progressing(evidence),
         "Degraded": degraded(evidence),
+        "Reconciling": reconciling(evidence),
         "Stalled": stalled(evidence),
         "ModelCached": cached,
         "AdaptersReady": adapters_ready(spec, observed),
