@@ -51,6 +51,16 @@ class Start(Section, frozen=True, omit_defaults=False):
     ready: Annotated[Count | None, about("From the warm-up until the pod was ready.")] = None
 
 
+class FailedStart(Section, frozen=True, omit_defaults=False):
+    time: Annotated[
+        str, Meta(extra_json_schema={"format": "date-time"}), about("The time at which it was given up.")
+    ]
+    reason: Annotated[str, about("One word for programs.")]
+    message: Annotated[str, about("A sentence for people.")]
+    count: Annotated[Count, about("Failed starts in a row.")]
+    spec_hash: Annotated[str, about("A hash of the spec, but for replicas: another spec starts at once.")]
+
+
 class ServedAdapter(Section, frozen=True):
     name: Annotated[str, about("The model name by which requests ask for it.")]
     hash: Annotated[str | None, about("A hash of the content that the pods serve.")] = None
@@ -73,6 +83,18 @@ class Status(Section, frozen=True, omit_defaults=False):
     selector: Annotated[str, about("The label selector of the pods, for autoscalers.")] = ""
     start: Annotated[
         Start | None, about("The last start of a replica: the seconds of each phase that has ended.")
+    ] = None
+    starting_since: Annotated[
+        str | None,
+        Meta(extra_json_schema={"format": "date-time"}),
+        about("With autoscaling: the time since which more than its min is wanted, and no replica is ready."),
+    ] = None
+    failed_start: Annotated[
+        FailedStart | None,
+        about(
+            "With autoscaling: the last start, if no replica was ready within rollout.progressDeadlineSeconds. It"
+            " stays until a replica is ready or the spec changes; requests start a replica again after a pause."
+        ),
     ] = None
     adapters: Annotated[
         tuple[ServedAdapter, ...] | None,

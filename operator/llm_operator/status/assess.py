@@ -10,6 +10,7 @@ from llm_operator.status.adapters import adapters_ready, served_adapters
 from llm_operator.status.conditions import (
     Evidence,
     Verdict,
+    cause_of_delay,
     degraded,
     name_taken,
     progressing,
@@ -21,6 +22,7 @@ from llm_operator.status.messages import presentable
 from llm_operator.status.model_cache import cache_problem, model_cached
 from llm_operator.status.problems import restarts
 from llm_operator.status.start import last_start
+from llm_operator.status.waking import failed_start, starting_since
 
 
 def assess(spec: LLMDeploymentSpec | None, observed: Observed) -> Status:
@@ -35,6 +37,10 @@ def assess(spec: LLMDeploymentSpec | None, observed: Observed) -> Status:
     if observed.fetch is not None:
         evidence = replace(evidence, download=cached)
     is_fetching = cached is not None and not cached.holds and not workload and not evidence.problems
+    ready_replicas = evidence.counts.ready_replicas
+    since = starting_since(spec, ready_replicas, observed)
+    failure = failed_start(spec, since, ready_replicas, cause_of_delay(evidence), observed)
+    evidence = replace(evidence, failed_start=failure)
     verdicts: dict[ConditionType, Verdict | None] = {
         "Ready": cached if is_fetching else ready(evidence),
         "Progressing": progressing(evidence),
@@ -49,10 +55,12 @@ def assess(spec: LLMDeploymentSpec | None, observed: Observed) -> Status:
         observed_generation=observed.generation,
         operator=str(observed.reported.get("operator", "")),
         replicas=evidence.counts.replicas,
-        ready_replicas=evidence.counts.ready_replicas,
+        ready_replicas=ready_replicas,
         image=image_in_force(workload),
         restarts=restarts(observed.pods),
         start=last_start(observed),
+        starting_since=since,
+        failed_start=failure,
         selector=selector_text(observed.key.name),
         adapters=served_adapters(spec, observed),
         conditions=tuple(dated(kind, verdict, observed) for kind, verdict in verdicts.items() if verdict),

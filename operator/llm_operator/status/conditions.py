@@ -6,8 +6,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from engine_server.contract.failed_start import pause_seconds
 from engine_server.contract.labels import ENGINE_CONTAINER, MODEL_CONTAINER, PAUSED_ANNOTATION
 from engine_server.contract.reasons import Reason, needs_person
+from llm_operator.api.status import FailedStart
 from llm_operator.observed import Manifest, Observed, Problem, StartReport
 from llm_operator.status.problems import condition, is_running, phase, problems
 from llm_operator.status.rollout import failing_pods, is_rolled_out
@@ -54,6 +56,8 @@ class Evidence:
     start_report: StartReport | None
     # The Deployment's template has reached all replicas.
     is_rolled_out: bool
+    # The last start, if it was given up.
+    failed_start: FailedStart | None = None
     # The download that the template of the present spec waits for, if any.
     download: Verdict | None = None
 
@@ -125,12 +129,39 @@ def ready(evidence: Evidence) -> Verdict:
     wanted, answering = evidence.wanted, evidence.counts.ready_replicas
     if wanted and answering:
         return Verdict(True, Reason.REPLICAS_READY, f"{answering} of {wanted} replicas answer")
+    # Requests do not wait for what only a person can change.
+    may_start = not any(needs_person(problem.reason) for problem in evidence.problems)
+    if evidence.failed_start and may_start:
+        return Verdict(False, Reason.START_FAILED, failure_message(evidence.failed_start))
+    if wanted and evidence.is_autoscaled and evidence.is_rolled_out and may_start:
+        return Verdict(True, Reason.WAKING, starting(evidence).message)
     if evidence.problems:
         return Verdict(False, *evidence.problems[0])
     if not wanted and evidence.is_autoscaled:
         return Verdict(True, Reason.SCALED_TO_ZERO, "the next request starts a replica")
     if not wanted:
         return Verdict(False, Reason.STOPPED, "spec.replicas is 0, and there is no spec.autoscaling")
+    return starting(evidence)
+
+
+def failure_message(failure: FailedStart) -> str:
+    minutes = pause_seconds(failure.count) / 60
+    return (
+        f"no replica was ready within rollout.progressDeadlineSeconds ({failure.reason}: {failure.message}); "
+        f"requests are refused for {minutes:.0f} minutes after {failure.time}"
+    )
+
+
+def cause_of_delay(evidence: Evidence) -> Problem:
+    """Return the reason why no replica is ready."""
+    if evidence.problems:
+        return evidence.problems[0]
+    phase = starting(evidence)
+    return Problem(phase.reason, phase.message)
+
+
+def starting(evidence: Evidence) -> Verdict:
+    """Return the phase of a start."""
     if any(is_running(pod, ENGINE_CONTAINER) for pod in evidence.pods):
         return loading(evidence.start_report)
     if any(is_running(pod, MODEL_CONTAINER) for pod in evidence.pods):

@@ -235,7 +235,7 @@ STATES: dict[str, tuple[dict[str, Any], str | None, str, str]] = {
         reported(
             1, workload=deployment(COMPLETED, 1, 1, 0), replica_sets=ROLLED_OUT, autoscaling=SCALED_TO_ZERO
         ),
-        *(None, "InProgress", "Progressing"),
+        *(None, "Current", "Progressing"),
     ),
     "paused in a rollout": (
         reported(
