@@ -13,6 +13,8 @@ FAILED = series("fairlead_router_requests_total", 'code=~"5.."', 'model!=""')
 REQUESTS = series("fairlead_router_requests_total", 'model!=""')
 REJECTED = series("fairlead_router_rejected_total", 'sender="engine"')
 WAITING = total("vllm:num_requests_waiting", *ENGINE)
+STALLED = series("fairlead_operator_condition", 'condition="Stalled"', 'status="True"')
+RECONCILE_ERRORS = series("fairlead_operator_reconciles_total", 'outcome="error"')
 DESIRED = total("fairlead_operator_desired_replicas", "namespace", "name")
 READY = total("fairlead_operator_ready_replicas", "namespace", "name")
 
@@ -42,13 +44,16 @@ def burns(factor: float, long_window: str, short_window: str) -> str:
     """Return the models that use up their error budget `factor` times as fast as allowed, over both windows."""
     limit = f"{factor * ERROR_BUDGET:g}"
     shares = (
-        ratio(rate(FAILED, "model", window=window), rate(REQUESTS, "model", window=window))
+        ratio(
+            by_model_of_router(rate(FAILED, "model", window=window)),
+            by_model_of_router(rate(REQUESTS, "model", window=window)),
+        )
         for window in (long_window, short_window)
     )
     return " and ".join(f"({share}) > {limit}" for share in shares)
 
 
-BURN = "{{ $labels.model }} fails {{ $value | humanizePercentage }} of its requests"
+BURN = "{{ $labels.namespace }}/{{ $labels.name }} fails {{ $value | humanizePercentage }} of its requests"
 ALERTS = [
     Alert(
         "FairleadNoReadyReplica",
@@ -133,6 +138,30 @@ ALERTS = [
         "Operators run, but none works: changes of LLMDeployments have no effect.",
     ),
     Alert(
+        "FairleadStalled",
+        f"{largest(STALLED, 'namespace', 'name')} == 1",
+        "5m",
+        "warning",
+        "{{ $labels.namespace }}/{{ $labels.name }} cannot be brought to its spec",
+        "It is refused, or a rollout has passed its deadline: somebody must change something. Former replicas go on.",
+    ),
+    Alert(
+        "FairleadReconcilesFail",
+        f"{rate(RECONCILE_ERRORS, window='5m')} > 0.05",
+        "15m",
+        "warning",
+        "The operator's reconciles fail",
+        'For 15 minutes {{ printf "%.1f" $value }} a second have failed: edits may have no effect.',
+    ),
+    Alert(
+        "FairleadRouterUnknown",
+        f"{largest('fairlead_operator_unknown_routers')} > 0",
+        "5m",
+        "warning",
+        "Routers do not tell the operator their demand",
+        "For 5 minutes {{ $value }} have not answered, so that autoscaled models keep replicas that nobody needs.",
+    ),
+    Alert(
         "FairleadWatchStale",
         "max by (pod, kind, namespace) (fairlead_router_watch_age_seconds) > 180 or "
         "max by (pod, resource, namespace) (fairlead_operator_watch_age_seconds) > 180",
@@ -144,6 +173,32 @@ ALERTS = [
 ]
 
 
+# Without monitors there never are any series.
+ABSENCE_ALERTS = [
+    Alert(
+        "FairleadOperatorAbsent",
+        "absent(fairlead_operator_leader)",
+        "5m",
+        "warning",
+        "No operator is monitored",
+        "For 5 minutes no metrics have come from any: if none runs, nothing is scaled, changed or repaired.",
+    ),
+    Alert(
+        "FairleadRoutersAbsent",
+        "absent(fairlead_router_watch_age_seconds)",
+        "5m",
+        "critical",
+        "No router is monitored",
+        "For 5 minutes no metrics have come from any: if none runs, no request is answered.",
+    ),
+]
+
+
 def groups() -> dict[str, Any]:
-    """Return the content of a file of rules."""
-    return {"groups": [{"name": "fairlead", "rules": [alert.rule() for alert in ALERTS]}]}
+    """Return the content of a file of rules. The chart has the second group only with its PodMonitors."""
+    by_name = {"fairlead": ALERTS, "fairlead-absence": ABSENCE_ALERTS}
+    return {
+        "groups": [
+            {"name": name, "rules": [alert.rule() for alert in alerts]} for name, alerts in by_name.items()
+        ]
+    }

@@ -32,6 +32,8 @@ class Reason(StrEnum):
     REPLICAS_READY = "ReplicasReady"
     SCALED_TO_ZERO = "ScaledToZero"
     STOPPED = "Stopped"
+    WAKING = "Waking"
+    START_FAILED = "StartFailed"
     STARTING = "Starting"
     LOADING = "Loading"
     WARMING_UP = "WarmingUp"

@@ -233,6 +233,13 @@ def no_replica(model: str, obstacle: Obstacle = UNKNOWN, seconds: float = 1.0) -
     return RequestError(503, ErrorCode.NO_REPLICA, message, lines=[retry_after(seconds)], detail=detail)
 
 
+def start_failed(model: str, obstacle: Obstacle, seconds: float) -> RequestError:
+    """Return the error for a deployment whose start has failed, and is not tried again for `seconds`."""
+    error = no_replica(model, obstacle, seconds)
+    error.lines = [*error.lines, NO_RETRY]
+    return error
+
+
 def adapter_failed(model: str, detail: str) -> RequestError:
     """Return the error for an adapter that no replica can serve, for a reason that retries do not remove."""
     message = f"No replica can serve the adapter {quote(model)}"

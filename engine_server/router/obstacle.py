@@ -13,6 +13,8 @@ class Obstacle:
     message: str = ""
     # No replica will come until somebody acts.
     permanent: bool = False
+    # Time (seconds since the epoch) before which a start is not tried again, and no request waits for one.
+    retry_at: float = 0.0
 
     def __str__(self) -> str:
         return f"{self.message} ({self.reason})" if self.message else self.reason

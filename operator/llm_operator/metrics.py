@@ -32,6 +32,11 @@ FOREIGN = Gauge(
     "LLMDeployments that another operator manages.",
     registry=REGISTRY,
 )
+UNKNOWN_ROUTERS = Gauge(
+    "fairlead_operator_unknown_routers",
+    "Routers that do not answer, and the list of routers if it fails.",
+    registry=REGISTRY,
+)
 LEADER = Gauge("fairlead_operator_leader", "1 while this operator holds the Lease.", registry=REGISTRY)
 # verb: as in RBAC rules (get, list, watch, create, update, patch, delete). code: the status, or `none` without answer.
 API_REQUESTS = Counter(

@@ -126,6 +126,10 @@ def revision(replica_set: Manifest) -> int:
     return int(number) if number.isdecimal() else 0
 
 
+def has_replicas(replica_set: Manifest) -> bool:
+    return bool(replica_set.get("spec", {}).get("replicas") or replica_set.get("status", {}).get("replicas"))
+
+
 @dataclass(frozen=True, slots=True)
 class Observed:
     """One LLMDeployment and its surroundings at one moment; empty without a cluster."""

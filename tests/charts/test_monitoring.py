@@ -47,7 +47,12 @@ def test_alerts_are_those_of_the_file(render: Render) -> None:
         render(prometheusRules={"enabled": True, "labels": {"release": "prometheus"}}), "PrometheusRule"
     )
     assert rendered["metadata"]["labels"]["release"] == "prometheus"
-    assert rendered["spec"] == yaml.safe_load((FILES / "rules.yaml").read_text())
+    of_present, of_absent = yaml.safe_load((FILES / "rules.yaml").read_text())["groups"]
+    assert rendered["spec"] == {"groups": [of_present]}
+    (monitored,) = of_kind(
+        render(prometheusRules={"enabled": True}, podMonitors={"enabled": True}), "PrometheusRule"
+    )
+    assert monitored["spec"] == {"groups": [of_present, of_absent]}
 
 
 def test_alerts_link_to_their_sections(render: Render) -> None:

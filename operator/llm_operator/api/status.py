@@ -10,14 +10,22 @@ from llm_operator.api.schema import LIST_KEYS, LIST_TYPE, Count, Object, Section
 BY_TYPE = {LIST_TYPE: "map", LIST_KEYS: ["type"]}
 # The schema does not restrict a condition's type to these: a later operator may write more than an older CRD knows.
 ConditionType = Literal[
-    "Ready", "Progressing", "Degraded", "Stalled", "ModelCached", "AdaptersReady", "NameTaken"
+    "Ready",
+    "Progressing",
+    "Degraded",
+    "Reconciling",
+    "Stalled",
+    "ModelCached",
+    "AdaptersReady",
+    "NameTaken",
 ]
 ConditionStatus = Literal["True", "False", "Unknown"]
 
 
 class Condition(Section, frozen=True, omit_defaults=False):
     type: Annotated[
-        str, about("Ready, Progressing, Degraded, Stalled, ModelCached, AdaptersReady or NameTaken.")
+        str,
+        about("Ready, Progressing, Degraded, Reconciling, Stalled, ModelCached, AdaptersReady or NameTaken."),
     ]
     status: Annotated[ConditionStatus, about("True if the condition holds.")]
     reason: Annotated[str, about("One word for programs.")]
@@ -41,6 +49,16 @@ class Start(Section, frozen=True, omit_defaults=False):
     loaded: Annotated[Count | None, about("For loading the engine's libraries and the weights.")] = None
     warmed: Annotated[Count | None, about("For warming up: memory, kernels and graphs.")] = None
     ready: Annotated[Count | None, about("From the warm-up until the pod was ready.")] = None
+
+
+class FailedStart(Section, frozen=True, omit_defaults=False):
+    time: Annotated[
+        str, Meta(extra_json_schema={"format": "date-time"}), about("The time at which it was given up.")
+    ]
+    reason: Annotated[str, about("One word for programs.")]
+    message: Annotated[str, about("A sentence for people.")]
+    count: Annotated[Count, about("Failed starts in a row.")]
+    spec_hash: Annotated[str, about("A hash of the spec, but for replicas: another spec starts at once.")]
 
 
 class ServedAdapter(Section, frozen=True):
@@ -75,6 +93,18 @@ class Status(Section, frozen=True, omit_defaults=False):
         tuple[ServedCommit, ...] | None,
         Meta(extra_json_schema={LIST_TYPE: "map", LIST_KEYS: ["commit"]}),
         about("The commits of the model on its hub, and the ready pods that serve each."),
+    ] = None
+    starting_since: Annotated[
+        str | None,
+        Meta(extra_json_schema={"format": "date-time"}),
+        about("With autoscaling: the time since which more than its min is wanted, and no replica is ready."),
+    ] = None
+    failed_start: Annotated[
+        FailedStart | None,
+        about(
+            "With autoscaling: the last start, if no replica was ready within rollout.progressDeadlineSeconds. It"
+            " stays until a replica is ready or the spec changes; requests start a replica again after a pause."
+        ),
     ] = None
     adapters: Annotated[
         tuple[ServedAdapter, ...] | None,

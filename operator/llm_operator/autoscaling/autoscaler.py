@@ -87,7 +87,13 @@ class Autoscaler:
         """Return the decision on one LLMDeployment, with the demand that it follows from."""
         sample = sample_of(demands, scale, is_complete=is_complete, now=now)
         summary = self.tracks[key].history.record(sample, scale.autoscaling)
-        decision = decide(scale.autoscaling, scale.replicas, scale.ready_replicas, summary)
+        decision = decide(
+            scale.autoscaling,
+            scale.replicas,
+            scale.ready_replicas,
+            summary,
+            has_failed_start=scale.has_failed_start,
+        )
         metrics.SCALING.put(key, decision.replicas, decision.reason)
         return decision, summary
 
@@ -131,4 +137,11 @@ def sample_of(demands: Iterable[DeploymentDemand], scale: Scale, *, is_complete:
                 report = (load.age, load.kv)
                 newest[load.address] = min(newest.get(load.address, report), report)
     kv = sum(share for _, share in newest.values())
-    return Sample(now, Load(requests, kv), idle_seconds, is_complete, is_ready=scale.ready_replicas > 0)
+    return Sample(
+        now,
+        Load(requests, kv),
+        idle_seconds,
+        is_complete,
+        is_ready=scale.ready_replicas > 0,
+        is_at_zero=scale.replicas == 0,
+    )

@@ -22,6 +22,8 @@ class Reason(StrEnum):
     # Fewer were enough for the whole scale-down delay.
     LESS_DEMAND = "LessDemand"
     IDLE = "Idle"
+    # No replica was ready within the deadline.
+    START_FAILED = "StartFailed"
     # `min` or `max` decides.
     BOUNDS = "Bounds"
     # Fewer may be enough, and nothing is removed: a router does not answer, or not all have answered for long enough.
@@ -38,10 +40,17 @@ class Decision(NamedTuple):
     reason: Reason
 
 
-def decide(autoscaling: Autoscaling, replicas: int, ready: int, demand: Summary) -> Decision:
-    """Decide on the replicas. `replicas` are present, and `ready` of these are not starting any more."""
+def decide(
+    autoscaling: Autoscaling, replicas: int, ready: int, demand: Summary, *, has_failed_start: bool = False
+) -> Decision:
+    """Decide on the replicas. `replicas` are present, and `ready` of these are not starting any more.
+
+    A start that failed is given up whatever the demand, which would otherwise hold the nodes for ever.
+    """
     if replicas == 0 and autoscaling.min == 0:
         return Decision(0, Reason.AT_ZERO)
+    if has_failed_start and not ready and replicas > autoscaling.min:
+        return Decision(autoscaling.min, Reason.START_FAILED)
     wanted = by_demand(autoscaling, replicas, ready, demand)
     bounded = min(max(wanted.replicas, autoscaling.min), autoscaling.max)
     return wanted if bounded == wanted.replicas else Decision(bounded, Reason.BOUNDS)

@@ -43,6 +43,7 @@ class Sample(NamedTuple):
     # Every router has answered. Otherwise the load is only a lower bound.
     is_complete: bool
     is_ready: bool
+    is_at_zero: bool = False
 
 
 class Summary(NamedTuple):
@@ -66,6 +67,7 @@ class History:
     # Times and needed replicas, in decreasing order of need: the first is the peak of the scale-down delay.
     peaks: deque[tuple[float, int]] = field(default_factory=deque)
     known_since: float | None = None
+    # The first readiness since zero: replicas that crash again and again become idle too.
     ready_since: float | None = None
     # The last time at which there was a request.
     busy_at: float | None = None
@@ -78,9 +80,9 @@ class History:
             self.known_since = None
         elif self.known_since is None or is_gap:
             self.known_since = now
-        if not sample.is_ready:
+        if sample.is_at_zero:
             self.ready_since = None
-        elif self.ready_since is None:
+        elif self.ready_since is None and sample.is_ready:
             self.ready_since = now
         busy_at = now - sample.idle_seconds
         self.busy_at = busy_at if self.busy_at is None else max(self.busy_at, busy_at)

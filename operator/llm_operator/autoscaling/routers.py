@@ -12,6 +12,7 @@ from engine_server.contract.authority import authority
 from engine_server.contract.bodies import read_at_most
 from engine_server.contract.demand import DEMAND_PATH, DemandReport
 from engine_server.contract.labels import METRICS_PORT, SERVICE_NAME_LABEL
+from llm_operator import metrics
 from llm_operator.control.api_errors import FAILURES, describe
 from llm_operator.control.cluster import Cluster
 from llm_operator.control.resources import Resource
@@ -149,6 +150,7 @@ class Routers:
         for subject in sorted(self.unknown - unknown):
             logger.info("%s: answering, or gone", subject)
         self.unknown = unknown
+        metrics.UNKNOWN_ROUTERS.set(len(unknown))
 
 
 def addresses(slices: list[Manifest]) -> Iterator[str]:

@@ -41,6 +41,7 @@ from llm_operator.status.assess import assess
 from llm_operator.status.commits import replicas_to_ask
 from llm_operator.status.messages import presentable
 from llm_operator.status.start import replica_to_ask
+from llm_operator.status.waking import give_up_after
 
 WORKERS = 8
 # The longest delay of a retry where the API server has failed: work resumes within seconds after it recovers.
@@ -159,9 +160,8 @@ class Reconciler:
         # A refusal is reported before it is retried.
         if observed.refusal is not None and decision.may_succeed_later and write_after is None:
             raise RefusedError(presentable(observed.refusal.message))
-        return min(
-            (after for after in (decision.plan.requeue_after, write_after) if after is not None), default=None
-        )
+        waits = (decision.plan.requeue_after, write_after, give_up_after(decision.spec, status, observed))
+        return min((after for after in waits if after is not None), default=None)
 
     def push_adapters(self, key: Key, observed: Observed) -> None:
         """Bring the adapters in force to the replicas that are ready."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from llm_operator.api.spec import LLMDeployment
-from llm_operator.observed import ChildKey, Manifest, Observed, workload_key
+from llm_operator.observed import ChildKey, Manifest, Observed, has_replicas, workload_key
 from llm_operator.plan.pod.template import typed
 
 
@@ -35,5 +35,5 @@ def owners(
     yield observed.workload(deployment.name)
     yield planned.get(workload_key(deployment.name), {})
     for replica_set in observed.replica_sets:
-        if replica_set.get("spec", {}).get("replicas") or replica_set.get("status", {}).get("replicas"):
+        if has_replicas(replica_set):
             yield replica_set

@@ -11,16 +11,19 @@ from llm_operator.status.commits import mixed_revisions, served_commits
 from llm_operator.status.conditions import (
     Evidence,
     Verdict,
+    cause_of_delay,
     degraded,
     name_taken,
     progressing,
     ready,
+    reconciling,
     stalled,
 )
 from llm_operator.status.messages import presentable
 from llm_operator.status.model_cache import cache_problem, model_cached
 from llm_operator.status.problems import restarts
 from llm_operator.status.start import last_start
+from llm_operator.status.waking import failed_start, starting_since
 
 
 def assess(spec: LLMDeploymentSpec | None, observed: Observed) -> Status:
@@ -34,11 +37,18 @@ def assess(spec: LLMDeploymentSpec | None, observed: Observed) -> Status:
     if problem := mixed_revisions(observed):
         evidence = replace(evidence, problems=[*evidence.problems, problem])
     cached = model_cached(spec, observed)
+    if observed.fetch is not None:
+        evidence = replace(evidence, download=cached)
     is_fetching = cached is not None and not cached.holds and not workload and not evidence.problems
+    ready_replicas = evidence.counts.ready_replicas
+    since = starting_since(spec, ready_replicas, observed)
+    failure = failed_start(spec, since, ready_replicas, cause_of_delay(evidence), observed)
+    evidence = replace(evidence, failed_start=failure)
     verdicts: dict[ConditionType, Verdict | None] = {
         "Ready": cached if is_fetching else ready(evidence),
         "Progressing": progressing(evidence),
         "Degraded": degraded(evidence),
+        "Reconciling": reconciling(evidence),
         "Stalled": stalled(evidence),
         "ModelCached": cached,
         "AdaptersReady": adapters_ready(spec, observed),
@@ -48,10 +58,12 @@ def assess(spec: LLMDeploymentSpec | None, observed: Observed) -> Status:
         observed_generation=observed.generation,
         operator=str(observed.reported.get("operator", "")),
         replicas=evidence.counts.replicas,
-        ready_replicas=evidence.counts.ready_replicas,
+        ready_replicas=ready_replicas,
         image=image_in_force(workload),
         restarts=restarts(observed.pods),
         start=last_start(observed),
+        starting_since=since,
+        failed_start=failure,
         selector=selector_text(observed.key.name),
         commits=served_commits(observed),
         adapters=served_adapters(spec, observed),

@@ -6,11 +6,13 @@ from typing import NamedTuple
 
 import msgspec
 
+from engine_server.contract.failed_start import pause_seconds
 from engine_server.contract.labels import ENGINE_CONTAINER, MODEL_CONTAINER, PAUSED_ANNOTATION
-from engine_server.contract.reasons import Reason
+from engine_server.contract.reasons import Reason, needs_person
+from llm_operator.api.status import FailedStart
 from llm_operator.observed import Manifest, Observed, Problem, StartReport
 from llm_operator.status.problems import condition, is_running, phase, problems
-from llm_operator.status.rollout import failing_pods
+from llm_operator.status.rollout import failing_pods, is_rolled_out
 
 # A Degraded message has at most so many problems.
 MOST_PROBLEMS = 3
@@ -52,6 +54,12 @@ class Evidence:
     failures: Sequence[Problem]
     is_paused: bool
     start_report: StartReport | None
+    # The Deployment's template has reached all replicas.
+    is_rolled_out: bool
+    # The last start, if it was given up.
+    failed_start: FailedStart | None = None
+    # The download that the template of the present spec waits for, if any.
+    download: Verdict | None = None
 
     @classmethod
     def of(cls, wanted: int, is_autoscaled: bool, workload: Manifest, observed: Observed) -> "Evidence":
@@ -74,6 +82,7 @@ class Evidence:
             failures=failures,
             is_paused=observed.is_paused,
             start_report=observed.start_report,
+            is_rolled_out=bool(workload) and is_rolled_out(workload, observed.replica_sets),
         )
 
     @property
@@ -82,12 +91,24 @@ class Evidence:
         generation: int = self.workload.get("metadata", {}).get("generation", 0)
         return self.counts.observed_generation >= generation
 
+    @property
+    def is_complete(self) -> bool:
+        """True if all wanted replicas are ready and have the Deployment's template, and there are no others."""
+        counts = self.counts
+        are_current = counts.replicas == counts.updated_replicas == counts.ready_replicas == self.wanted
+        return self.is_counted and are_current
+
 
 def blockage(workload: Manifest) -> Problem | None:
     """Return the reason why the Deployment cannot create pods, or has given up waiting for them."""
     failure = condition(workload, "ReplicaFailure")
     if failure.get("status") == "True":
         return creation_problem(failure.get("reason", "ReplicaFailure"), failure.get("message", ""))
+    return deadline_problem(workload)
+
+
+def deadline_problem(workload: Manifest) -> Problem | None:
+    """Return the problem of a rollout that is past its deadline. The Deployment keeps it until one is complete."""
     if condition(workload, "Progressing").get("reason") == Reason.PROGRESS_DEADLINE_EXCEEDED:
         return Problem(Reason.PROGRESS_DEADLINE_EXCEEDED, "the replicas were not ready within the deadline")
     return None
@@ -108,12 +129,39 @@ def ready(evidence: Evidence) -> Verdict:
     wanted, answering = evidence.wanted, evidence.counts.ready_replicas
     if wanted and answering:
         return Verdict(True, Reason.REPLICAS_READY, f"{answering} of {wanted} replicas answer")
+    # Requests do not wait for what only a person can change.
+    may_start = not any(needs_person(problem.reason) for problem in evidence.problems)
+    if evidence.failed_start and may_start:
+        return Verdict(False, Reason.START_FAILED, failure_message(evidence.failed_start))
+    if wanted and evidence.is_autoscaled and evidence.is_rolled_out and may_start:
+        return Verdict(True, Reason.WAKING, starting(evidence).message)
     if evidence.problems:
         return Verdict(False, *evidence.problems[0])
     if not wanted and evidence.is_autoscaled:
         return Verdict(True, Reason.SCALED_TO_ZERO, "the next request starts a replica")
     if not wanted:
         return Verdict(False, Reason.STOPPED, "spec.replicas is 0, and there is no spec.autoscaling")
+    return starting(evidence)
+
+
+def failure_message(failure: FailedStart) -> str:
+    minutes = pause_seconds(failure.count) / 60
+    return (
+        f"no replica was ready within rollout.progressDeadlineSeconds ({failure.reason}: {failure.message}); "
+        f"requests are refused for {minutes:.0f} minutes after {failure.time}"
+    )
+
+
+def cause_of_delay(evidence: Evidence) -> Problem:
+    """Return the reason why no replica is ready."""
+    if evidence.problems:
+        return evidence.problems[0]
+    phase = starting(evidence)
+    return Problem(phase.reason, phase.message)
+
+
+def starting(evidence: Evidence) -> Verdict:
+    """Return the phase of a start."""
     if any(is_running(pod, ENGINE_CONTAINER) for pod in evidence.pods):
         return loading(evidence.start_report)
     if any(is_running(pod, MODEL_CONTAINER) for pod in evidence.pods):
@@ -138,8 +186,9 @@ def progressing(evidence: Evidence) -> Verdict:
         return Verdict(False, *evidence.refusal)
     if evidence.is_paused:
         return Verdict(False, Reason.PAUSED, PAUSED)
-    are_current = counts.replicas == counts.updated_replicas == counts.ready_replicas == wanted
-    if evidence.is_counted and are_current:
+    if evidence.download:
+        return evidence.download._replace(holds=True)
+    if evidence.is_complete:
         return Verdict(False, Reason.COMPLETE, f"{wanted} of {wanted} replicas are ready")
     if evidence.is_counted and (reason := blockage(evidence.workload)):
         return Verdict(False, *reason)
@@ -157,9 +206,28 @@ def degraded(evidence: Evidence) -> Verdict:
     return Verdict(True, first[0].reason, "; ".join(problem.message for problem in first))
 
 
+def reconciling(evidence: Evidence) -> Verdict | None:
+    """True means that replicas lack the template of the present spec; None leaves the condition out.
+
+    kstatus expects both. It is no state of the replicas' number or health: scaling and restarts do not set it.
+    """
+    is_carried_out = evidence.is_rolled_out or evidence.is_complete
+    is_current = is_carried_out and not evidence.refusal and not evidence.download
+    if is_current or evidence.is_paused or stalled(evidence):
+        return None
+    return progressing(evidence)._replace(holds=True)
+
+
 def stalled(evidence: Evidence) -> Verdict | None:
-    """True means that only a change by the user can help; None leaves the condition out, as kstatus expects."""
-    return Verdict(True, *evidence.refusal) if evidence.refusal else None
+    """True means that only a change by the user can help; None leaves the condition out, as kstatus expects.
+
+    Before a rollout's deadline a failure of its replicas may pass.
+    """
+    if evidence.refusal:
+        return Verdict(True, *evidence.refusal) if needs_person(evidence.refusal.reason) else None
+    if evidence.download or evidence.is_paused or not evidence.is_counted:
+        return None
+    return Verdict(True, *late) if (late := deadline_problem(evidence.workload)) else None
 
 
 def name_taken(observed: Observed) -> Verdict | None:

@@ -1,10 +1,11 @@
-"""Failures of a rollout that are certain long before its deadline."""
+"""The state of a rollout: that it is complete, and failures that are certain long before its deadline."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from engine_server.contract.labels import POD_TEMPLATE_ANNOTATION
 from engine_server.contract.reasons import Reason
-from llm_operator.observed import Manifest, revision
+from llm_operator.observed import Manifest, has_replicas, revision
 from llm_operator.status.problems import condition, statuses
 
 # Reasons for which a container waits after repeated failures.
@@ -17,6 +18,26 @@ GIVEN_UP = (
 )
 # A container that was restarted so often has failed repeatedly, even while it runs again.
 RESTARTS = 2
+# The Deployment's reason once a rollout is complete. Scaling keeps it.
+ROLLED_OUT = "NewReplicaSetAvailable"
+
+
+def is_rolled_out(workload: Manifest, replica_sets: Sequence[Manifest]) -> bool:
+    """Return True if the template of the Deployment has reached all replicas, whatever their number.
+
+    The ReplicaSets tell it too, since the Deployment's status lags behind its template.
+    """
+    newest = max(replica_sets, key=revision, default=workload)
+    former = [each for each in replica_sets if each is not newest]
+    is_current = recorded_template(newest) == recorded_template(workload)
+    is_complete = condition(workload, "Progressing").get("reason") == ROLLED_OUT
+    return is_complete and is_current and not any(map(has_replicas, former))
+
+
+def recorded_template(owner: Manifest) -> str | None:
+    """Return the text of the template that a Deployment, or a ReplicaSet of it, was made with."""
+    text: str | None = owner["metadata"].get("annotations", {}).get(POD_TEMPLATE_ANNOTATION)
+    return text
 
 
 def failing_pods(pods: Sequence[Manifest], replica_sets: Sequence[Manifest]) -> list[Manifest]:

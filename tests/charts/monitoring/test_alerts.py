@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from charts.monitoring.alerts import ALERTS
+from charts.monitoring.alerts import ABSENCE_ALERTS, ALERTS
 
 ROOT = Path(__file__).parents[3]
 RULES = ROOT / "charts" / "fairlead" / "files" / "rules.yaml"
 CASES = Path(__file__).with_name("alerts.test.yaml")
-NAMES = [alert.name for alert in ALERTS]
+NAMES = [alert.name for alert in (*ALERTS, *ABSENCE_ALERTS)]
 
 Promtool = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -131,3 +131,23 @@ def test_a_minimum_starts_replicas_of_a_deployment_at_zero() -> None:
     autoscaling = Autoscaling(min=2, max=3)
     assert decide(autoscaling, 0, 0, known(NOTHING)) == Decision(2, Reason.BOUNDS)
     assert decide(autoscaling, 2, 2, known(NOTHING, idle=1e6)).replicas == 2
+
+
+@given(autoscalings(), counts, summaries())
+def test_a_start_that_failed_is_scaled_to_the_minimum_whatever_the_demand(
+    autoscaling: Autoscaling, more: int, demand: Summary
+) -> None:
+    replicas = autoscaling.min + 1 + more
+
+    decision = decide(autoscaling, replicas, 0, demand, has_failed_start=True)
+
+    assert decision == Decision(autoscaling.min, Reason.START_FAILED)
+
+
+@given(autoscalings(), counts, counts, summaries())
+def test_a_failed_start_removes_no_ready_replica(
+    autoscaling: Autoscaling, replicas: int, ready: int, demand: Summary
+) -> None:
+    usual = decide(autoscaling, replicas, ready + 1, demand)
+
+    assert decide(autoscaling, replicas, ready + 1, demand, has_failed_start=True) == usual

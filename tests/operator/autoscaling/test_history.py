@@ -114,8 +114,8 @@ def test_idle_time_starts_at_the_first_readiness() -> None:
     assert starting.idle_seconds == 0.0
     assert record(history, [sample(100, 0)]).idle_seconds == 0.0
     assert record(history, [sample(105, 0)]).idle_seconds == 5.0
-    # As after a start from zero: the readiness of earlier replicas does not count.
-    record(history, [sample(106, 0, ready=False)])
+    # After zero the readiness of earlier replicas does not count.
+    record(history, [sample(106, 0, ready=False)._replace(is_at_zero=True)])
     assert record(history, [sample(107, 0), sample(109, 0)]).idle_seconds == 2.0
 
 
@@ -151,3 +151,22 @@ def test_windows_average_requests_and_kv_use() -> None:
 def test_kv_caches_at_the_target_need_no_further_replica() -> None:
     assert [Load(0, 0.8 * count).replicas(32) for count in range(1, 60)] == list(range(1, 60))
     assert Load(0, 0.81).replicas(32) == 2
+
+
+def test_replicas_that_crash_again_and_again_become_idle() -> None:
+    history = History()
+    crashing = [sample(now, 0, ready=now % 15 == 5) for now in range(60)]
+
+    summary = record(history, crashing)
+
+    assert summary.idle_seconds == 54
+    assert decide(SCALING, 1, 0, summary).replicas == 0
+
+
+def test_idle_time_starts_anew_after_zero() -> None:
+    history = History()
+    record(history, [sample(now, 0) for now in range(30)])
+    record(history, [sample(30, 0, ready=False)._replace(is_at_zero=True)])
+
+    assert record(history, [sample(now, 0, ready=False) for now in range(31, 90)]).idle_seconds == 0.0
+    assert record(history, [sample(now, 0) for now in range(90, 95)]).idle_seconds == 4.0

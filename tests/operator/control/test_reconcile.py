@@ -90,6 +90,22 @@ def test_an_edit_changes_the_pod_template(world: Any, manifest: Any, name: str) 
     assert until(lambda: world.observed_generation(name) == 2)
 
 
+def test_an_edit_is_waited_for_until_its_rollout_is_complete(world: Any, manifest: Any, name: str) -> None:
+    world.apply(manifest(name))
+    until(lambda: template(world, name))
+    report_ready(world, name, 1)
+    until(lambda: world.condition(name, "Ready")["status"] == "True")
+    wait = ("wait", "-n", world.namespace, "--for=condition=Progressing=False", f"llmd/{name}")
+
+    world.apply(manifest(name, engine={"maxModelLen": 512}))
+
+    assert "timed out waiting" in world.refused(*wait, "--timeout=1s")
+    assert until(lambda: world.condition(name, "Reconciling"))["status"] == "True"
+    report_ready(world, name, 1)
+    world.kubectl(*wait, "--timeout=30s")
+    assert not any(world.condition(name, kind) for kind in ("Reconciling", "Stalled"))
+
+
 def test_repairs_drift_of_children(world: Any, manifest: Any, name: str) -> None:
     world.apply(manifest(name, replicas=2))
     before = until(lambda: template(world, name))

@@ -5,7 +5,7 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from time import perf_counter
+from time import perf_counter, time
 
 from engine_server.contract.api import Key
 from engine_server.router import errors
@@ -184,7 +184,8 @@ class Hold:
         live, waker = self._live(route.replicas), route.deployment.waker
         for endpoint in live:
             self._window(endpoint, now).update(endpoint, now)
-        if live or waker is None or not needed:
+        is_pausing = route.deployment.obstacle.retry_at > time()
+        if live or waker is None or not needed or is_pausing:
             self._wakes.stop(route.deployment.key)
         else:
             self._wakes.start(route.deployment.key, waker)
@@ -281,6 +282,9 @@ class Hold:
             return errors.adapter_failed(model, adapter.error)
         if deployment.obstacle.permanent and not self._live(route.replicas):
             return errors.no_replica(model, deployment.obstacle)
+        pause = deployment.obstacle.retry_at - time()
+        if pause > 0 and not self._live(route.replicas):
+            return errors.start_failed(model, deployment.obstacle, pause)
         return None
 
     def _refusal(self, route: Route, model: str, now: float) -> RequestError:

@@ -89,13 +89,21 @@ class Condition(msgspec.Struct, rename="camel"):
     observed_generation: Total = 0
 
 
-class Status(msgspec.Struct):
+class FailedStart(msgspec.Struct):
+    """`status.failedStart`."""
+
+    time: datetime
+    count: Count
+
+
+class Status(msgspec.Struct, rename="camel"):
     """The status of an LLMDeployment."""
 
     conditions: list[Condition] = []
     # Restarts of the replicas' containers; None from operators before 0.2.0.
     restarts: Count | None = None
     adapters: list[DeploymentAdapter] = []
+    failed_start: FailedStart | None = None
 
 
 class LLMDeployment(Object):
@@ -103,6 +111,12 @@ class LLMDeployment(Object):
 
     spec: Spec = msgspec.field(default_factory=Spec)
     status: Status = msgspec.field(default_factory=Status)
+
+    @property
+    def is_given_up(self) -> bool:
+        """True after a start that failed, also if the number of replicas has changed since it was reported."""
+        is_unready = any((each.type, each.status) == ("Ready", "False") for each in self.status.conditions)
+        return is_unready and self.status.failed_start is not None
 
     @property
     def not_ready(self) -> Condition | None:

@@ -7,6 +7,7 @@ import aiohttp
 import msgspec
 
 from engine_server.contract.api import Key, collection_path
+from engine_server.contract.failed_start import pause_seconds
 from engine_server.contract.reasons import Reason, needs_person
 from engine_server.router.obstacle import UNKNOWN, Obstacle
 from engine_server.router.routing.waker import WakeError
@@ -26,9 +27,19 @@ def find_obstacle(deployment: LLMDeployment) -> Obstacle:
     if condition is not None and needs_person(condition.reason) and not is_first_failure(deployment):
         return Obstacle(condition.reason, condition.message, permanent=True)
     if deployment.spec.replicas == 0:
-        stopped = deployment.spec.autoscaling is None
-        return STOPPED if stopped else UNKNOWN
+        if deployment.spec.autoscaling is None:
+            return STOPPED
+        return pause_after_failure(deployment) or UNKNOWN
     return Obstacle(condition.reason, condition.message) if condition else UNKNOWN
+
+
+def pause_after_failure(deployment: LLMDeployment) -> Obstacle | None:
+    """Return the pause after a start that the operator has given up; None without one."""
+    failure = deployment.status.failed_start
+    if failure is None or not deployment.is_given_up:
+        return None
+    retry_at = failure.time.timestamp() + pause_seconds(failure.count)
+    return Obstacle(Reason.START_FAILED, "the last start was given up", retry_at=retry_at)
 
 
 def is_first_failure(deployment: LLMDeployment) -> bool:

@@ -21,6 +21,8 @@ class Scale(NamedTuple):
     resource_version: str
     # The operator that manages it.
     operator: str = ""
+    # No replica was ready within the deadline of the start that is being made.
+    has_failed_start: bool = False
 
 
 @dataclass(slots=True)
@@ -50,8 +52,15 @@ def scale_of(manifest: Manifest) -> Scale | None:
         # The status reports it.
         return None
     status = manifest.get("status", {})
-    ready, operator = status.get("readyReplicas", 0), status.get("operator", "")
-    return Scale(autoscaling, spec.get("replicas", 1), ready, metadata["resourceVersion"], operator)
+    since, failed_at = status.get("startingSince") or "", (status.get("failedStart") or {}).get("time", "")
+    return Scale(
+        autoscaling,
+        spec.get("replicas", 1),
+        status.get("readyReplicas", 0),
+        metadata["resourceVersion"],
+        status.get("operator", ""),
+        has_failed_start=bool(since) and failed_at >= since,
+    )
 
 
 def without_nulls(fields: Manifest) -> Manifest:

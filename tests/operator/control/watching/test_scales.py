@@ -41,3 +41,16 @@ def test_a_deployment_is_scaled_no_more_without_autoscaling() -> None:
     assert scales.by_key.keys() == {KEY}
     scales.put(KEY, manifest(None))
     assert not scales.by_key
+
+
+def test_a_start_has_failed_until_the_next_one() -> None:
+    def at(since: str | None, failed_at: str) -> bool:
+        given = manifest({"max": 4})
+        given["status"] |= {"startingSince": since, "failedStart": {"time": failed_at}}
+        found = scale_of(given)
+        assert found is not None
+        return found.has_failed_start
+
+    assert at("2026-01-01T12:00:00Z", "2026-01-01T12:30:00Z")
+    assert not at("2026-01-01T13:00:00Z", "2026-01-01T12:30:00Z")
+    assert not at(None, "2026-01-01T12:30:00Z")

@@ -1,5 +1,7 @@
 """The start of deployments: obstacles from conditions, and the scale from zero on a real API server."""
 
+from datetime import UTC, datetime
+
 import msgspec
 import pytest
 from kubernetes_objects import llmd
@@ -9,7 +11,7 @@ from engine_server.router.obstacle import Obstacle
 from engine_server.router.routing.directory import Target
 from engine_server.router.routing.waker import WakeError
 from engine_server.router.sources.kubernetes.access import Access, from_kubeconfig
-from engine_server.router.sources.kubernetes.objects import LLMDeployment
+from engine_server.router.sources.kubernetes.objects import FailedStart, LLMDeployment
 from engine_server.router.sources.kubernetes.source import KubernetesSource
 from engine_server.router.sources.kubernetes.start import ScaleFromZero, find_obstacle
 
@@ -21,6 +23,28 @@ def deployment(reason: str, *, replicas: int = 1, autoscaling: dict | None = Non
     manifest = llmd("m", spec=spec, namespace="x", generation=3)
     manifest["status"] = {"conditions": [{**ready, "observedGeneration": observed}]}
     return msgspec.convert(manifest, LLMDeployment)
+
+
+def test_a_start_that_was_given_up_is_tried_again_after_a_pause_that_doubles():
+    def retry_at(count: int, observed: int = 3) -> float:
+        failed = deployment("StartFailed", replicas=0, autoscaling={"max": 1}, observed=observed)
+        failed.status.failed_start = FailedStart(datetime(2026, 1, 1, 12, tzinfo=UTC), count)
+        obstacle = find_obstacle(failed)
+        assert (obstacle.reason, obstacle.permanent) == ("StartFailed", False)
+        return obstacle.retry_at
+
+    noon = datetime(2026, 1, 1, 12, tzinfo=UTC).timestamp()
+    assert [retry_at(count) - noon for count in (1, 2, 4, 5, 100)] == [120, 240, 960, 1800, 1800]
+    # The scale to zero is a later generation.
+    assert retry_at(1, observed=2) == noon + 120
+
+
+def test_a_start_that_was_given_up_is_no_obstacle_once_the_deployment_is_ready():
+    woken = deployment("StartFailed", replicas=0, autoscaling={"max": 1})
+    woken.status.failed_start = FailedStart(datetime(2026, 1, 1, 12, tzinfo=UTC), 1)
+    woken.status.conditions[0].status = "True"
+
+    assert find_obstacle(woken) == Obstacle()
 
 
 class LastDeployment:
