@@ -14,12 +14,12 @@ from transformers import PreTrainedModel
 from engine_server import EngineArgs, LLMEngine, LoRARequest, PromptAdapterRequest, SamplingParams
 
 NEW_TOKENS = 6
-# The architectures with experts that the settings of adapters below name. Gemma 4 has them beside its MLP.
-MIXTURES = [
-    one for one in ARCHITECTURES if "mixture of experts" in one.special and one.model != "Gemma4ForCausalLM"
-]
+MIXTURES = [one for one in ARCHITECTURES if "mixture of experts" in one.special]
+# Those whose routers are modules with a weight. Gemma 4's contains a linear layer; Llama 4's is one with two results,
+# which PEFT can't adapt.
+ROUTED = [one for one in MIXTURES if one.model not in ("Gemma4ForCausalLM", "Llama4ForCausalLM")]
 EXPERTS_PROMPTS = [[3, 4, 5], [7, 8, 9] * 5, list(range(20, 57))]
-GATE_UP, DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
+GATE_UP, DOWN = "experts.gate_up_proj", "experts.down_proj"
 # PEFT's settings of adapters of experts.
 EXPERTS_SETTINGS: list[dict[str, Any]] = [
     {"target_modules": [], "target_parameters": [DOWN, GATE_UP], "r": 3},

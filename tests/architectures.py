@@ -42,8 +42,9 @@ def scaled(kind: str, **more: Any) -> dict[str, Any]:
 # The sizes of rows, and lists with a number for each pair of a head's dimensions.
 ROWS = {
     "hidden_size", "intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "ffn_dim",
-    "word_embed_proj_dim", "head_dim", "rotary_dim", "kv_lora_rank", "q_lora_rank", "qk_rope_head_dim",
-    "qk_nope_head_dim", "v_head_dim", "short_factor", "long_factor", "global_head_dim", "hidden_size_per_layer_input",
+    "intermediate_size_mlp", "word_embed_proj_dim", "head_dim", "rotary_dim", "kv_lora_rank", "q_lora_rank",
+    "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "short_factor", "long_factor", "global_head_dim",
+    "hidden_size_per_layer_input",
 }  # fmt: skip
 ROUTER = "linear", "topk", "RoutedExperts"
 # The last two of four layers read the keys and values of the others.
@@ -139,6 +140,14 @@ ARCHITECTURES = [
             },
         },
         ("SequenceRope",),
+    ),
+    Architecture(
+        "llama 4", "Llama4ForCausalLM",
+        "chunks with rope in some layers, no positions in the others, mixture of experts",
+        {"attention_chunk_size": WINDOW, "head_dim": 8, "no_rope_layers": [1, 0],
+         "floor_scale": 12, "attn_scale": 0.5, "intermediate_size_mlp": 48, "num_local_experts": 4,
+         "interleave_moe_layer_step": 2},
+        ("linear", "topk", "RoutedExperts"),
     ),
     Architecture("gpt2", "GPT2LMHeadModel", "learned positions"),
     Architecture("gpt-neox", "GPTNeoXForCausalLM", "rope over a part of each head, parallel"),

@@ -7,6 +7,7 @@ from engine_server.core.scheduling.batch import Batch, sampled_part
 from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.core.scheduling.scheduler import Scheduler
 from engine_server.core.scheduling.step_result import StepResult
+from engine_server.modeling.window import Window
 from engine_server.requests.messages import RequestStep
 from engine_server.requests.sampling_params import SamplingParams
 
@@ -20,7 +21,7 @@ def make(
     budget: int,
     seats: int,
     chunked: bool = True,
-    windows: tuple[int | None, ...] = (None,),
+    windows: tuple[Window | None, ...] = (None,),
     caching: bool = True,
     **limits: int,
 ) -> Scheduler:

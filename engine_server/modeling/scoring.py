@@ -4,13 +4,15 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from engine_server.modeling.window import Window
+
 
 class Scoring(NamedTuple):
     """Scores of one attention layer: their scale, their bias, and which tokens are visible."""
 
     scaling: float
-    # Only the last `window` tokens are visible, the token itself included.
-    window: int | None = None
+    # Only the tokens of the window are visible.
+    window: Window | None = None
     # Scores become softcap * tanh(scores / softcap).
     softcap: float | None = None
     # [query heads], scores of a token without a value (gpt-oss).

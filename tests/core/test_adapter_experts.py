@@ -9,6 +9,7 @@ import torch
 from adapter_references import (
     DOWN,
     MIXTURES,
+    ROUTED,
     Reference,
     check_outputs,
     random_model,
@@ -64,7 +65,7 @@ def test_grouped_experts_give_pefts_output(
     check_outputs(reference, finish, enable_lora=True, max_loras=2, max_cpu_loras=3)
 
 
-@pytest.fixture(scope="module", params=tiered(MIXTURES, QWEN3, ids=lambda architecture: architecture.name))
+@pytest.fixture(scope="module", params=tiered(ROUTED, QWEN3, ids=lambda architecture: architecture.name))
 def routed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
     return refer_all_linear(request.param, tmp_path_factory.mktemp("routed"))
 

@@ -20,6 +20,7 @@ from engine_server.core.scheduling.scheduler import Scheduler
 from engine_server.core.scheduling.step_result import StepResult
 from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.modeling.staging import Staging
+from engine_server.modeling.window import Window
 from engine_server.requests.messages import AddRequest, RequestStep
 from engine_server.requests.sampling_params import SamplingParams
 
@@ -68,7 +69,7 @@ class Device:
             self.slots[slot] = content(one, position)
         for kind, one, position in tokens:
             window = windows[kind]
-            for seen in range(0 if window is None else max(0, position + 1 - window), position + 1):
+            for seen in range(0 if window is None else window.first_seen(position), position + 1):
                 assert self.slots[self.slot(kind, one, seen)] == content(one, seen)
 
 
@@ -77,7 +78,8 @@ def content(one: Request, position: int) -> tuple[int, ...]:
     return one.rope_regime, *(7 if token == UNKNOWN else token for token in one.token_ids[: position + 1])
 
 
-several_windows = st.lists(st.one_of(st.none(), st.integers(1, 20)), min_size=1, max_size=3, unique=True)
+a_window = st.builds(Window, st.integers(1, 20), st.booleans())
+several_windows = st.lists(st.none() | a_window, min_size=1, max_size=3, unique=True)
 numbers = st.integers(0, 7)
 operations = st.lists(
     st.one_of(
@@ -195,7 +197,7 @@ class Run:
 
 
 @example(  # a window passes a block before its last token is known
-    [("add", 1, 0, 9, 0), *[("step", set())] * 7], 10, 1, 1, False, [1], True, True, 0, 0, None
+    [("add", 1, 0, 9, 0), *[("step", set())] * 7], 10, 1, 1, False, [Window(1)], True, True, 0, 0, None
 )
 @example(  # a request is preempted while a step verifies its drafts, of which the first is wrong
     [("add", 1, 0, 9, 0), ("step", set()), ("draft", [8, 8]), ("sleep",)],
@@ -206,7 +208,7 @@ class Run:
     st.booleans(), st.booleans(), st.integers(0, 12), st.integers(0, 3), st.one_of(st.none(), st.integers(5, 30)),
 )  # fmt: skip
 def test_any_plan_leaks_no_block_and_ends_every_request(
-    plan, num_blocks: int, budget: int, seats: int, chunked: bool, windows: list[int | None], caching: bool,
+    plan, num_blocks: int, budget: int, seats: int, chunked: bool, windows: list[Window | None], caching: bool,
     overlapped: bool, threshold: int, max_partial: int, rope_limit: int | None,
 ) -> None:  # fmt: skip
     """Prompts share a prefix. Every token that is attended to was computed, and no request receives too many tokens."""
@@ -268,7 +270,7 @@ def test_prompt_runs_whole_without_chunked_prefill() -> None:
 
 def test_block_that_a_preempted_request_did_not_fill_is_not_cached() -> None:
     """The request's token would have filled a block in the step in which an earlier request takes its blocks."""
-    scheduler = make(num_blocks=7, budget=9, seats=2, windows=(None, 8))
+    scheduler = make(num_blocks=7, budget=9, seats=2, windows=(None, Window(8)))
     last = request("last", 6, 20)
     last.priority = 1
     scheduler.add(last)
@@ -305,14 +307,18 @@ def test_blocks_of_a_failed_request_are_erased() -> None:
     assert len(blocks) == 4 and sorted(erased) == sorted(blocks)
 
 
-@pytest.mark.parametrize("window", [1, 3, 4, 5, 8, 9])
-def test_window_holds_only_blocks_that_are_attended_to(window: int) -> None:
+@pytest.mark.parametrize("chunked", [False, True], ids=["window", "chunks"])
+@pytest.mark.parametrize("size", [1, 3, 4, 5, 8, 9])
+def test_window_holds_only_blocks_that_are_attended_to(size: int, chunked: bool) -> None:
+    window = Window(size, chunked)
     scheduler = make(num_blocks=40, budget=7, seats=1, windows=(window,))
     scheduler.add(request("long", 25, 15))
     while scheduler.requests:
         batch = scheduler.schedule()
         [scheduled] = batch
-        first, last = max(0, scheduled.start + 1 - window), scheduled.end - 1
+        first, last = max(0, scheduled.start + 1 - size), scheduled.end - 1
+        if chunked:
+            first = scheduled.start - scheduled.start % size
         assert scheduler.table.columns(0, scheduled.row) == range(first // BLOCK, last // BLOCK + 1)
         run(scheduler, batch)
 

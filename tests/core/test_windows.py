@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from engine_server import EngineArgs, LLMEngine
 from engine_server.modeling.memory.cache_layout import LayerShape, lay_out
+from engine_server.modeling.window import Window
 
 pytestmark = pytest.mark.transformers
 
@@ -71,13 +72,14 @@ def test_windowed_layers_give_the_tokens_of_transformers(
 
 
 def test_layers_with_different_windows_share_cache_tensors() -> None:
-    full, near, wide = LayerShape(2, 8, 8), LayerShape(2, 8, 8, 16), LayerShape(1, 16, 16, 16)
+    window = Window(16)
+    full, near, wide = LayerShape(2, 8, 8), LayerShape(2, 8, 8, window), LayerShape(1, 16, 16, window)
     layout = lay_out([near, near, full, wide], longest=64)
-    assert layout.windows == [16, None]
+    assert layout.windows == [window, None]
     assert layout.kinds == [0, 0, 1, 0]
     assert layout.tensors == [0, 1, 0, 2]
     assert layout.shapes == [full, full, wide._replace(window=None)]
 
 
 def test_window_as_long_as_the_context_counts_as_no_window() -> None:
-    assert lay_out([LayerShape(2, 8, 8, 64), LayerShape(2, 8, 8)], longest=64).windows == [None]
+    assert lay_out([LayerShape(2, 8, 8, Window(64)), LayerShape(2, 8, 8)], longest=64).windows == [None]

@@ -13,6 +13,7 @@ from engine_server.modeling.kernels.attention import decode, prefill
 from engine_server.modeling.kernels.work_list import CHUNK, plan_work, spare_chunks
 from engine_server.modeling.memory.cache_layout import FLOAT8, Pages, quantised
 from engine_server.modeling.scoring import Scoring
+from engine_server.modeling.window import Window
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # padding queries of a tile see no key
 
@@ -34,7 +35,7 @@ class Case(NamedTuple):
     dtype: torch.dtype = torch.float32
     # The cache is in float8.
     float8: bool = False
-    window: int | None = None
+    window: Window | None = None
     softcap: float | None = None
     sinks: bool = False
     alibi: bool = False
@@ -49,23 +50,24 @@ CASES = {
     "80 dims": Case(Heads(2, 1, 80, 80)),
     "96 dims": Case(Heads(2, 1, 96, 96), block_size=48),
     "128 dims": Case(Heads(2, 1, 128, 128)),
-    "256 dims": Case(Heads(2, 1, 256, 256), window=37),
+    "256 dims": Case(Heads(2, 1, 256, 256), window=Window(37)),
     "latent": Case(Heads(2, 2, 192, 128)),
     "small heads": Case(Heads(2, 1, 8, 8)),
-    "window": Case(Heads(1, 1), window=20),
-    "window of one": Case(window=1),
+    "window": Case(Heads(1, 1), window=Window(20)),
+    "chunks": Case(Heads(1, 1), window=Window(20, chunked=True)),
+    "window of one": Case(window=Window(1)),
     "softcap": Case(softcap=3.0),
     "sinks": Case(sinks=True),
     "alibi": Case(Heads(4, 2), alibi=True),
-    "all at once": Case(window=50, softcap=3.0, sinks=True, alibi=True),
+    "all at once": Case(window=Window(50), softcap=3.0, sinks=True, alibi=True),
     "not causal": Case(causal=False),
-    "not causal, window": Case(causal=False, window=20),
+    "not causal, window": Case(causal=False, window=Window(20)),
     "not causal, alibi": Case(causal=False, alibi=True),
     "float16": Case(dtype=torch.float16),
     "bfloat16": Case(Heads(2, 1, 128, 128), dtype=torch.bfloat16, sinks=True),
     "float8 cache": Case(Heads(6, 2), float8=True),
     "float8 cache, all at once": Case(
-        Heads(2, 2, 80, 48), 16, torch.bfloat16, True, window=50, softcap=3.0, sinks=True, alibi=True
+        Heads(2, 2, 80, 48), 16, torch.bfloat16, True, window=Window(50), softcap=3.0, sinks=True, alibi=True
     ),
 }
 
@@ -73,7 +75,7 @@ CASES = {
 LARGE = [(1, 8192), (1, 3001), (700, 700), (512, 4096), (1, 33), (1, 0)]
 LARGE_CASES = {
     "bfloat16": Case(Heads(8, 2, 128, 128), dtype=torch.bfloat16),
-    "float16": Case(Heads(8, 1, 128, 128), block_size=32, dtype=torch.float16, window=1000),
+    "float16": Case(Heads(8, 1, 128, 128), block_size=32, dtype=torch.float16, window=Window(1000)),
     "float32": Case(Heads(4, 2, 64, 64)),
     "256 dims": Case(Heads(4, 2, 256, 256), dtype=torch.bfloat16, softcap=30.0),
     "latent": Case(Heads(2, 2, 192, 128), dtype=torch.bfloat16),
@@ -93,13 +95,17 @@ def test_attention_kernel_equals_torch(device: torch.device, case: Case) -> None
     check(device, case, RAGGED, spares=(1, 4))
 
 
+def windows(largest: int) -> st.SearchStrategy[Window | None]:
+    return st.none() | st.builds(Window, st.integers(1, largest), st.booleans())
+
+
 SEQUENCES = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 60)), min_size=1, max_size=4)
 
 
 @settings(max_examples=4, derandomize=True)  # Triton's interpreter is slow
-@given(sequences=SEQUENCES, spare=st.sampled_from([1, 8]), window=st.none() | st.integers(1, 50))
+@given(sequences=SEQUENCES, spare=st.sampled_from([1, 8]), window=windows(50))
 def test_attention_kernel_equals_torch_for_any_mix_of_sequences(
-    device: torch.device, sequences: list[tuple[int, int]], spare: int, window: int | None
+    device: torch.device, sequences: list[tuple[int, int]], spare: int, window: Window | None
 ) -> None:
     ragged = [(tokens, tokens + cached) for tokens, cached in sequences]
     check(device, Case(Heads(2, 1), window=window), ragged, spares=(spare,))
@@ -112,11 +118,15 @@ LENGTH = 70
 @given(
     cuts=st.sets(st.integers(1, LENGTH - 1), max_size=3),
     neighbours=SEQUENCES,
-    window=st.none() | st.integers(1, 50),
+    window=windows(50),
     causal=st.booleans(),
 )
 def test_invariant_attention_is_bitwise_independent_of_batch_composition(
-    device: torch.device, cuts: set[int], neighbours: list[tuple[int, int]], window: int | None, causal: bool
+    device: torch.device,
+    cuts: set[int],
+    neighbours: list[tuple[int, int]],
+    window: Window | None,
+    causal: bool,
 ) -> None:
     """A sequence runs whole, in chunks with others, and with its last token alone, as in decode."""
     torch.manual_seed(0)
@@ -125,6 +135,7 @@ def test_invariant_attention_is_bitwise_independent_of_batch_composition(
     blocks = torch.arange(len(contexts) * 7, dtype=torch.int32, device=device).view(-1, 7)
     pages = [Pages(torch.randn(blocks.numel(), 16, 1, 64, device=device), None) for _ in range(2)]
     queries = torch.randn(LENGTH, 3, 64, device=device)
+    window = window and window._replace(chunked=causal and window.chunked)
     scoring = Scoring(0.125, window, softcap=5.0, causal=causal)
 
     def attend(first: int, end: int, others: list[tuple[int, int]]) -> Tensor:
@@ -157,16 +168,16 @@ CONTEXTS = st.lists(st.integers(0, 300) | st.integers(0, 200_000), min_size=1, m
 
 
 @settings(max_examples=40, derandomize=True)  # Triton's interpreter is slow
-@given(contexts=CONTEXTS, spare=st.integers(1, 60), window=st.none() | st.integers(1, 5000))
+@given(contexts=CONTEXTS, spare=st.integers(1, 60), window=windows(5000))
 def test_work_list_cuts_each_visible_key_into_exactly_one_chunk_of_one_size(
-    device: torch.device, contexts: list[int], spare: int, window: int | None
+    device: torch.device, contexts: list[int], spare: int, window: Window | None
 ) -> None:
     work = plan_work(decodes_of(contexts, device), window, 3, spare)
     items, rows = work.items.tolist(), work.rows.tolist()
     used = [item for item in items if item[0] >= 0]
     assert len(items) == len(contexts) + spare
     assert items[: len(used)] == used
-    visible = [min(context, window or context) for context in contexts]
+    visible = [min(context, window.seen(context - 1) if window else context) for context in contexts]
     size = max(CHUNK, ceil(ceil(sum(visible) / spare) / CHUNK) * CHUNK)
     taken = []
     for sequence, context in enumerate(contexts):
@@ -232,7 +243,7 @@ def check(device: torch.device, case: Case, ragged: list[tuple[int, int]], spare
         (key, key_scale), (value, value_scale) = (
             map(quantised, new) if case.float8 else ((kv, torch.ones(context, heads.kv, 1)) for kv in new)
         )
-        hidden = max(context - length + 1 - case.window, 0) if case.window else 0
+        hidden = case.window.first_seen(context - length) if case.window else 0
         for cache, new in zip(caches, (key, value, key_scale, value_scale), strict=True):
             cache[slots[hidden:]] = new[hidden:].float()
         stored = key.float() * key_scale, value.float() * value_scale
@@ -280,7 +291,8 @@ def attention(query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> 
         scores = scores - scoring.alibi[:, None] * distance[:, None]
     hidden = (distance < 0) & scoring.causal
     if scoring.window is not None:
-        hidden |= distance.abs() >= scoring.window
+        own = torch.arange(context - count, context)[:, None]
+        hidden |= distance.abs() >= scoring.window.seen(own)
     scores = scores.masked_fill(hidden[:, None], -torch.inf)
     if scoring.sinks is not None:
         scores = torch.cat([scores, scoring.sinks[:, None].expand(count, heads, 1)], -1)

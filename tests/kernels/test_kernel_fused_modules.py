@@ -107,7 +107,7 @@ def test_norm_kernel_replaces_only_norms_that_compute_the_same(
     norm = kind(32, eps=1e-5, device=device, dtype=dtype)
     nn.init.uniform_(norm.weight)
     with torch.inference_mode():
-        assert (offset_of(norm, TRITON) is None) == (kind is not nn.RMSNorm)
+        assert (offset_of(norm, TRITON, device) is None) == (kind is not nn.RMSNorm)
         if kind is nn.RMSNorm:
             norm.eps = None  # torch's default for the dtype
             assert not is_norm(norm)

@@ -129,9 +129,13 @@ def test_greedy_output_equals_that_of_transformers(
         ("XGLMForCausalLM", {}, "2 layers, of which 0 call the attention interface"),
         ("DiffLlamaForCausalLM", {}, "2 layers, of which 2 call .* 4 times"),
         (
-            "Llama4ForCausalLM",
-            {"attention_chunk_size": WINDOW, "intermediate_size_mlp": 48, "num_local_experts": 2},
-            "has layers of type chunked_attention, which are not supported",
+            "Qwen3NextForCausalLM",
+            {
+                **EXPERTS,
+                "shared_expert_intermediate_size": 24,
+                "layer_types": ["linear_attention", "full_attention"],
+            },
+            "has layers of type linear_attention, which are not supported",
         ),
         (
             "Qwen2MoeForCausalLM",

@@ -14,6 +14,7 @@ from engine_server.modeling.attention.torch_scores import Sequence
 from engine_server.modeling.memory.cache_layout import LayerShape, lay_out
 from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.modeling.scoring import Scoring
+from engine_server.modeling.window import Window
 
 pytestmark = pytest.mark.transformers
 
@@ -81,7 +82,7 @@ def test_decodes_in_bfloat16_are_close_to_float32(count: int) -> None:
     "options",
     [
         {},
-        {"window": 70},
+        {"window": Window(70)},
         {"alibi": torch.tensor([0.5, 0.25, 0.125, 0.0625])},
         {"causal": False},
         {"causal": False, "relative_bias": torch.linspace(-2, 2, 4 * 300 * 300).sin().view(1, 4, 300, 300)},

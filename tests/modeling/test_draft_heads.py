@@ -39,6 +39,7 @@ from engine_server.modeling.loading.probe import probe
 from engine_server.modeling.memory.cache_layout import lay_out
 from engine_server.modeling.platform.cpu import CpuPlatform, NativePlatform
 from engine_server.modeling.platform.interface import Platform
+from engine_server.modeling.window import Window
 
 pytestmark = pytest.mark.transformers
 
@@ -216,7 +217,7 @@ def test_head_of_a_target_with_windows_attends_to_all_tokens(tmp_path: Path, pla
     tensors = save_eagle3(tmp_path / "head")
     config, target = load_target(tmp_path, platform)
     head = load_eagle3(tmp_path / "head", target, config.model_config, config.load_config, platform)
-    assert Cache(target, head, platform).layout.windows == [BLOCK_SIZE, None]
+    assert Cache(target, head, platform).layout.windows == [Window(BLOCK_SIZE), None]
     compare(target, head, eagle3_reference(tmp_path, tensors, (1, 2, 3)), platform)
 
 

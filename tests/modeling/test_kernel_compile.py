@@ -15,6 +15,7 @@ from tiers import tiered
 from engine_server.modeling.memory.cache_layout import FLOAT8, Pages
 from engine_server.modeling.pending_heads import PendingRotation
 from engine_server.modeling.scoring import Scoring
+from engine_server.modeling.window import Window
 
 triton = pytest.importorskip("triton")
 
@@ -136,8 +137,17 @@ def test_attention_kernels_compile_for_hopper(compiled: list) -> None:
     for pages in (plain, float8):
         write_cache(pages, pages, new, new, torch.empty(8, dtype=torch.int32))
     prefill(out, query, plain, plain, table, sequences, Scoring(0.1))
-    work = plan_work(sequences, window=20, kv_heads=8, spare=4)
-    decode(out, query, float8, float8, table, sequences, Scoring(0.1, 20, 5.0, tensor(32), tensor(32)), work)
+    work = plan_work(sequences, window=Window(20), kv_heads=8, spare=4)
+    decode(
+        out,
+        query,
+        float8,
+        float8,
+        table,
+        sequences,
+        Scoring(0.1, Window(20), 5.0, tensor(32), tensor(32)),
+        work,
+    )
     _write, quantise, fill, _plan, part = compiled
     assert "cvt.rn.satfinite.e4m3x2.f32" in quantise.asm["ptx"]
     assert "wgmma" in fill.asm["ptx"]  # Hopper's tensor cores, several warps at once

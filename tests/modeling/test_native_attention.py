@@ -19,6 +19,7 @@ from engine_server.modeling.attention.step_attention import StepAttention
 from engine_server.modeling.memory.cache_layout import FLOAT8, INT8, LayerShape, lay_out, quantised
 from engine_server.modeling.platform.cpu import NativePlatform
 from engine_server.modeling.scoring import Scoring
+from engine_server.modeling.window import Window
 
 pytestmark = [pytest.mark.usefixtures("level"), needs_kernels]
 CPU = NativePlatform()
@@ -114,7 +115,8 @@ class Cache:
         if scoring.causal:
             scores = scores.masked_fill(distance < 0, -torch.inf)
         if scoring.window is not None:
-            scores = scores.masked_fill(distance.abs() >= scoring.window, -torch.inf)
+            own = torch.arange(chunk.context)[-chunk.tokens :, None]
+            scores = scores.masked_fill(distance.abs() >= scoring.window.seen(own), -torch.inf)
         if scoring.sinks is not None:
             sinks = scoring.sinks.double()[:, None, None].expand(-1, chunk.tokens, 1)
             scores = torch.cat([scores, sinks], -1)
@@ -137,13 +139,15 @@ def caches(draw: st.DrawFn) -> tuple[Cache, float]:
     sinks, slopes = (
         draw(st.sampled_from([None, torch.linspace(least, 0.125, heads.queries)])) for least in (-2, 0)
     )
+    causal = draw(st.booleans())
+    chunked = st.booleans() if causal else st.just(False)
     scoring = Scoring(
         heads.key_dim**-0.5,
-        window=draw(st.none() | st.integers(1, 300)),
+        window=draw(st.none() | st.builds(Window, st.integers(1, 300), chunked)),
         softcap=draw(st.none() | st.floats(1, 50)),
         sinks=sinks,
         alibi=slopes,
-        causal=draw(st.booleans()),
+        causal=causal,
     )
     dtype = draw(st.sampled_from(sorted(SLACK, key=str)))
     contexts = draw(
@@ -173,7 +177,7 @@ def test_chunks_of_prompts_and_decodes_in_one_step_equal_float64(
     "options",
     [
         pytest.param({}, marks=pytest.mark.thorough),
-        {"window": 70, "softcap": 20.0, "sinks": torch.linspace(-1, 1, 6)},
+        {"window": Window(70), "softcap": 20.0, "sinks": torch.linspace(-1, 1, 6)},
     ],
 )
 def test_bits_depend_on_a_token_and_its_context_alone(dtype: torch.dtype, options: dict, cache_dtype) -> None:
@@ -261,9 +265,9 @@ def encode(
 
 @pytest.mark.parametrize("dtype", [*SLACK, torch.float16])
 @pytest.mark.parametrize("dims", [(32, 32), (64, 64), (80, 48)])
-@pytest.mark.parametrize("biased, window", [(False, None), (False, 20), (True, None)])
+@pytest.mark.parametrize("biased, window", [(False, None), (False, Window(20)), (True, None)])
 def test_encoders_attend_as_in_float64(
-    dtype: torch.dtype, dims: tuple[int, int], biased: bool, window: int | None
+    dtype: torch.dtype, dims: tuple[int, int], biased: bool, window: Window | None
 ) -> None:
     """The second step is shorter than the first one, whose last prompt is all NaN."""
     generator = torch.Generator().manual_seed(1)

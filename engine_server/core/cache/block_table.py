@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine_server.core.cache.block_pool import BlockPool
+from engine_server.modeling.window import Window
 
 
 class BlockTable:
@@ -18,7 +19,7 @@ class BlockTable:
     """
 
     def __init__(
-        self, pool: BlockPool, rows: int, max_tokens: int, block_size: int, windows: Sequence[int | None]
+        self, pool: BlockPool, rows: int, max_tokens: int, block_size: int, windows: Sequence[Window | None]
     ) -> None:
         self.pool = pool
         self.block_size = block_size
@@ -194,12 +195,12 @@ class BlockTable:
         limits = [columns[row].stop * self.block_size for columns in self._columns]
         for window, columns in zip(self.windows, self._columns, strict=True):
             if window is not None:
-                limits.append((columns[row].start + 1) * self.block_size + window - 1)
+                limits.append(window.passed_at((columns[row].start + 1) * self.block_size))
         return min(limits, default=0)
 
-    def _first_column(self, window: int | None, position: int) -> int:
+    def _first_column(self, window: Window | None, position: int) -> int:
         """Return the first column that the token at a position attends to."""
-        return 0 if window is None else max(0, position + 1 - window) // self.block_size
+        return 0 if window is None else window.first_seen(position) // self.block_size
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

@@ -14,6 +14,7 @@ from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.memory.cache_layout import Layout
 from engine_server.modeling.memory.memory_ledger import MemoryLedger
 from engine_server.modeling.platform.interface import Platform
+from engine_server.modeling.window import Window
 
 
 class DraftHeadSteps(DraftSteps):
@@ -31,14 +32,14 @@ class DraftHeadSteps(DraftSteps):
         memory: MemoryLedger,
         ranks: Communicator,
         target: LoadedModel,
-        windows: list[int | None],
+        windows: list[Window | None],
     ) -> None:
         """Allocate the states; windows: of the target's kinds of attention. Raises UnsupportedModelError."""
         head, scheduling = target.head, config.scheduler_config
         shape = head.cache_shape()
         if shape.window is not None:
             raise UnsupportedModelError(
-                f"the draft head attends with a window of {shape.window} tokens, which is not supported"
+                f"the draft head attends with a window of {shape.window.size} tokens, which is not supported"
             )
         count = head.layer + 1  # its layer is numbered after the target's, which are not in this cache
         layout = Layout([None], [0] * count, [0] * count, [shape])

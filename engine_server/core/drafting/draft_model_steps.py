@@ -12,6 +12,7 @@ from engine_server.modeling.memory.cache_layout import lay_out
 from engine_server.modeling.memory.memory_ledger import MemoryLedger
 from engine_server.modeling.platform.interface import Platform
 from engine_server.modeling.progress import ProgressClock
+from engine_server.modeling.window import Window
 
 # Tokens of the forward that shows the shapes of the layers' caches.
 PROBED_TOKENS = 2
@@ -27,7 +28,7 @@ class DraftModelSteps(DraftSteps):
         memory: MemoryLedger,
         ranks: Communicator,
         progress: ProgressClock | None,
-        windows: list[int | None],
+        windows: list[Window | None],
     ) -> None:
         """Load the model. config: the draft's own; windows: of the target's kinds of attention.
 

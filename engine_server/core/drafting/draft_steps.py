@@ -18,6 +18,7 @@ from engine_server.modeling.memory.kv_cache import cache_dtype
 from engine_server.modeling.memory.memory_ledger import MemoryLedger
 from engine_server.modeling.platform.interface import Platform
 from engine_server.modeling.staging import Staging
+from engine_server.modeling.window import Window
 
 
 class DraftSteps(ABC):
@@ -37,7 +38,7 @@ class DraftSteps(ABC):
         ranks: Communicator,
         loaded: LoadedModel,
         layout: Layout,
-        windows: list[int | None],
+        windows: list[Window | None],
         hidden_size: int,
     ) -> None:
         """Allocate the buffers of captured steps.

@@ -18,6 +18,7 @@ from engine_server.modeling.device_time import DeviceTimer
 from engine_server.modeling.pending_heads import PendingHeads
 from engine_server.modeling.progress import ProgressClock
 from engine_server.modeling.scoring import Scoring
+from engine_server.modeling.window import Window
 
 # The name under which transformers finds the hook.
 IMPLEMENTATION = "fairlead"
@@ -119,9 +120,12 @@ def paged_attention(
     is_causal: bool | None = None,
     alibi: Tensor | None = None,
     relative_bias: Tensor | None = None,
+    chunk_size: int | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Implement transformers' attention interface: [1, heads, T, dim] in, [1, T, heads, dim] out.
+
+    chunk_size: a token sees only those since the last multiple of this number.
 
     Raises UnsupportedModelError for options that would change the result and are not supported.
     """
@@ -134,12 +138,15 @@ def paged_attention(
         raise UnsupportedModelError(
             f"{type(module).__name__} has no layer_idx, which identifies a layer's KV cache"
         )
-    if relative_bias is not None and (causal or sliding_window or alibi is not None):
+    window = Window(chunk_size, chunked=True) if chunk_size else None
+    if sliding_window:
+        window = Window(sliding_window)
+    if relative_bias is not None and (causal or window or alibi is not None):
         raise UnsupportedModelError(
             f"{type(module).__name__} adds a relative bias, which is supported for encoders without windows and ALiBi"
         )
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    scoring = Scoring(scale, sliding_window, softcap, s_aux, alibi, causal, relative_bias)
+    scoring = Scoring(scale, window, softcap, s_aux, alibi, causal, relative_bias)
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     pending = context.take_pending()
     if pending is None:

@@ -50,7 +50,8 @@ def attend(
         query.dtype == torch.bfloat16, QUANTISED.get(keys.data.dtype, 0), out.data_ptr(), query.data_ptr(),
         query.stride(0), query.stride(1), *addresses(keys), *addresses(values), table.data_ptr(), table.shape[1],
         sequences.data_ptr(), len(sequences), heads, kv_heads, key_dim, value_dim, block_size,
-        scoring.causal, scoring.window or 0, scoring.scaling, scoring.softcap or 0.0, *map(address, by_head),
+        scoring.causal, *(scoring.window or (0, False)), scoring.scaling, scoring.softcap or 0.0,
+        *map(address, by_head),
     )  # fmt: skip
     return out
 

@@ -95,12 +95,12 @@ class TorchAttention(AttentionBackend):
     def _prefills(self, inputs: StepInputs, kind: int) -> Iterator["Prefill"]:
         firsts, contexts = self._seen(inputs, kind)
         for sequence in np.flatnonzero(inputs.lengths > 1).tolist():
-            start, first, context = int(inputs.starts[sequence]), firsts[sequence], int(contexts[sequence])
+            start, first, context = (int(of_all[sequence]) for of_all in (inputs.starts, firsts, contexts))
             row = inputs.rows[sequence]
             blocks = inputs.tables[kind][row, first : first - (-context // self.block_size)]
             tokens = slice(start, start + int(inputs.lengths[sequence]))
             yield Prefill(
-                Sequence(context, self.writes_scores),
+                Sequence(context, self.writes_scores, first * self.block_size),
                 tokens,
                 Blocks(torch.from_numpy(blocks[None]).to(self.device)),
             )
@@ -118,7 +118,8 @@ class TorchAttention(AttentionBackend):
             blocks = inputs.tables[kind][inputs.rows[members, None], columns]
             yield DecodeGroup(
                 selection(inputs.starts[members], self.device),
-                torch.from_numpy(contexts[members]).to(self.device),
+                torch.from_numpy(inputs.contexts[members] - 1).to(self.device),
+                torch.from_numpy(firsts[members] * self.block_size).to(self.device),
                 Blocks(torch.from_numpy(blocks).to(self.device)),
                 width * self.block_size,
                 self.writes_scores,
@@ -129,7 +130,8 @@ class TorchAttention(AttentionBackend):
         window = self.layout.windows[kind]
         if window is None:
             return np.zeros_like(inputs.contexts), inputs.contexts
-        first = np.maximum(inputs.contexts - inputs.lengths + 1 - window, 0) // self.block_size
+        positions = inputs.contexts - inputs.lengths
+        first = np.maximum(positions + 1 - window.seen(positions), 0) // self.block_size
         return first, inputs.contexts - first * self.block_size
 
 
@@ -212,8 +214,9 @@ class DecodeGroup:
 
     # Their indices in the step.
     tokens: slice | Tensor
-    # [n]
-    contexts: Tensor
+    # [n], positions of these tokens, and of the first ones in their blocks.
+    positions: Tensor
+    firsts: Tensor
     # [n, blocks]
     blocks: Blocks
     # Tokens of the blocks.
@@ -242,8 +245,8 @@ class DecodeGroup:
         """Return [n, 1, 1, width], or [n, kv heads, query heads of each, width]."""
         key = (scoring.window, scoring.alibi)
         if key not in self.masks:
-            positions = torch.arange(self.width, device=query.device)
-            mask = mask_out(self.contexts - 1, positions, scoring, query.dtype)
+            others = self.firsts[:, None, None] + torch.arange(self.width, device=query.device)
+            mask = mask_out(self.positions, others, scoring, query.dtype)
             shared = 1 if scoring.alibi is None else kv_heads
             self.masks[key] = mask.view(len(query), shared, -1, self.width)
         return self.masks[key]

@@ -28,6 +28,8 @@ class Sequence:
     context: int
     # See `Platform`.
     writes_scores: bool
+    # Position of the first of them: earlier ones are not seen.
+    start: int = 0
     masks: Masks = field(default_factory=dict)
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
@@ -71,7 +73,8 @@ class Sequence:
 
     def _plain(self, scoring: Scoring) -> bool:
         """Return True if scores have no mask other than causality, and no bias."""
-        narrow = scoring.window is not None and scoring.window < self.context
+        last = self.start + self.context - 1
+        narrow = scoring.window is not None and scoring.window.seen(last) < self.context
         return not narrow and scoring.alibi is None and scoring.relative_bias is None
 
     def _mask(self, query: Tensor, scoring: Scoring) -> Tensor | None:
@@ -83,7 +86,7 @@ class Sequence:
             return None
         key = (window, scoring.alibi, scoring.causal)
         if key not in self.masks:
-            positions = torch.arange(self.context, device=query.device)
+            positions = torch.arange(self.start, self.start + self.context, device=query.device)
             mask = mask_out(positions[-count:], positions, scoring, query.dtype)
             self.masks[key] = mask.transpose(0, 1)[None]  # torch's fused kernel takes four dims
         return self.masks[key]
@@ -138,11 +141,12 @@ def scores_of(query: Tensor, keys: Tensor, scaling: float) -> Tensor:
 def mask_out(own: Tensor, others: Tensor, scoring: Scoring, dtype: torch.dtype) -> Tensor:
     """Return the term that is added to scores: -inf for hidden tokens, else 0 or ALiBi's negative bias.
 
-    own: positions of the queries [n]; others: positions of the keys [width]; the result: [n, 1 or query heads, width].
+    own: positions of the queries [n]; others: positions of the keys [width] or [n, 1, width]; the result:
+    [n, 1 or query heads, width].
     """
     distance = own[:, None, None] - others
     hidden = distance < 0 if scoring.causal else torch.zeros_like(distance, dtype=torch.bool)
     if scoring.window is not None:
-        hidden = hidden | (distance.abs() >= scoring.window)
+        hidden = hidden | (distance.abs() >= scoring.window.seen(own[:, None, None]))
     mask = torch.zeros(hidden.shape, dtype=dtype, device=own.device).masked_fill_(hidden, -torch.inf)
     return mask if scoring.alibi is None else mask - (scoring.alibi[:, None] * distance).to(dtype)

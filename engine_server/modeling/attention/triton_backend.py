@@ -13,6 +13,7 @@ from engine_server.modeling.kernels.work_list import WorkList, plan_work, spare_
 from engine_server.modeling.memory.cache_layout import Layout, Pages
 from engine_server.modeling.pending_heads import PendingHeads
 from engine_server.modeling.scoring import Scoring
+from engine_server.modeling.window import Window
 
 
 class TritonAttention(AttentionBackend):
@@ -54,7 +55,7 @@ class TritonAttention(AttentionBackend):
     def begin(self, inputs: StepInputs) -> None:
         assert inputs.staged is not None
         self._step = inputs.staged
-        self._work_lists: dict[tuple[int | None, int], WorkList] = {}
+        self._work_lists: dict[tuple[Window | None, int], WorkList] = {}
 
     def attend(
         self, layer: int | None, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
@@ -97,7 +98,7 @@ class TritonAttention(AttentionBackend):
             decode(out, query, keys, values, step.tables[kind], step.decodes, scoring, work)
         return out
 
-    def _work(self, window: int | None, kv_heads: int) -> WorkList:
+    def _work(self, window: Window | None, kv_heads: int) -> WorkList:
         """Return the step's work list for layers of this window and number of KV heads, which share it."""
         key = (window, kv_heads)
         if key not in self._work_lists:

@@ -96,7 +96,8 @@ def _launch(
         scoring.sinks, scoring.scaling * LOG2_E.value, block_ids.stride(0), *query.stride()[:2], *out.stride()[:2],
         len(sequences), GROUP=group, KEY_DIM=key_dim, VALUE_DIM=value_dim, BLOCK_SIZE=block_size,
         KEY_WIDTH=max(MIN_TILE, triton.next_power_of_2(key_dim)), VALUE_WIDTH=value_width,
-        WINDOW=scoring.window, SOFTCAP=scoring.softcap and scoring.softcap * LOG2_E.value, CAUSAL=scoring.causal,
+        WINDOW=scoring.window and scoring.window.size, CHUNKED=bool(scoring.window and scoring.window.chunked),
+        SOFTCAP=scoring.softcap and scoring.softcap * LOG2_E.value, CAUSAL=scoring.causal,
         INVARIANT=invariant, ROWS=launch.rows, KEYS=launch.keys,
         GROUP_WIDTH=group_width, JOINED=max(1, JOINED // (group_width * value_width)),
         DOT=tl.float32 if INTERPRETED else None,
@@ -109,8 +110,8 @@ def _attend(
     out, items, rows, finished, parts, weights, query, keys, key_scales, values, value_scales, block_ids, sequences,
     alibi, sinks, scale, table_width, query_token, query_head, out_token, out_head, num_sequences,
     GROUP: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    KEY_WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
-    CAUSAL: tl.constexpr, INVARIANT: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    KEY_WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, WINDOW: tl.constexpr, CHUNKED: tl.constexpr,
+    SOFTCAP: tl.constexpr, CAUSAL: tl.constexpr, INVARIANT: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     GROUP_WIDTH: tl.constexpr, JOINED: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """Attend for one tile of queries, or one item of a work list (axis 0), of one KV head (axis 1).
@@ -166,7 +167,7 @@ def _attend(
     # The range of keys that any of these queries sees ...
     begin, end = 0, context
     if WINDOW is not None:
-        begin = max(position - WINDOW + 1, 0)
+        begin = max(position, 0) // WINDOW * WINDOW if CHUNKED else max(position - WINDOW + 1, 0)
     if CAUSAL:
         end = position + count
     elif WINDOW is not None:
@@ -183,7 +184,9 @@ def _attend(
     elif WINDOW is not None:
         seen_by_all = min(end, position + WINDOW)
     if WINDOW is not None:
-        seen_by_all = begin if begin < position + count - WINDOW else seen_by_all
+        last = position + count - 1
+        begin_of_last = last // WINDOW * WINDOW if CHUNKED else last + 1 - WINDOW
+        seen_by_all = begin if begin < begin_of_last else seen_by_all
     clear = begin + max(seen_by_all - begin, 0) // KEYS * KEYS
     earliest = begin
     if INVARIANT:  # the same groups of keys in the same order, in any tile
@@ -223,7 +226,9 @@ def _attend(
                 seen = inside[None, :]
                 if CAUSAL:
                     seen &= distance >= 0
-                if WINDOW is not None:
+                if CHUNKED:
+                    seen &= distance <= own[:, None] % WINDOW
+                elif WINDOW is not None:
                     seen &= (distance < WINDOW) & (distance > -WINDOW)
                 scores = tl.where(seen, scores, float("-inf"))
             most_now = tl.maximum(most, tl.max(scores, 1))

@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine_server.modeling.window import Window
+
 # Number of keys of which a chunk's size is a multiple; with fewer, joining chunks costs more than it gains.
 CHUNK = 128
 # Items per program of `_plan`.
@@ -36,14 +38,15 @@ def spare_chunks(kv_heads: int, processors: int) -> int:
     return -(-2 * processors // kv_heads)
 
 
-def plan_work(sequences: Tensor, window: int | None, kv_heads: int, spare: int) -> WorkList:
+def plan_work(sequences: Tensor, window: Window | None, kv_heads: int, spare: int) -> WorkList:
     """Cut the contexts of `sequences`, as `decode` takes them, into at most len(sequences) + spare chunks."""
     count = len(sequences)
     items = sequences.new_empty((count + spare, 4))
     rows, finished = sequences.new_empty((count, 2)), sequences.new_empty((count, kv_heads))
     _plan[(triton.cdiv(len(items), TILE),)](
         items, rows, finished, sequences, count, len(items), spare, kv_heads,
-        WINDOW=window, CHUNK=CHUNK, TILE=TILE, WIDTH=max(TILE, triton.next_power_of_2(count)),
+        WINDOW=window and window.size, CHUNKED=bool(window and window.chunked), CHUNK=CHUNK, TILE=TILE,
+        WIDTH=max(TILE, triton.next_power_of_2(count)),
     )  # fmt: skip
     return WorkList(
         items, rows, 2 * spare, finished
@@ -53,14 +56,15 @@ def plan_work(sequences: Tensor, window: int | None, kv_heads: int, spare: int) 
 @triton.jit(do_not_specialize=["count", "num_items", "spare", "kv_heads"])
 def _plan(
     items, rows, finished, sequences, count, num_items, spare, kv_heads,
-    WINDOW: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNKED: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Build TILE items from all sequences' lengths; program 0 also builds the rows and clears `finished`."""
     numbers = tl.arange(0, WIDTH)
     context = tl.load(sequences + numbers * 4 + 3, mask=numbers < count, other=0)
     visible = context
     if WINDOW is not None:
-        visible = tl.minimum(context, WINDOW)
+        most = tl.maximum(context - 1, 0) % WINDOW + 1 if CHUNKED else WINDOW
+        visible = tl.minimum(context, most)
     # A sum of n rounded-up quotients is at most n + total / size: at most the number of items.
     total = tl.sum(visible.to(tl.int64), 0)
     size = (tl.cdiv(tl.cdiv(total, spare), CHUNK) * CHUNK).to(tl.int32)

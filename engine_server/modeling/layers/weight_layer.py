@@ -87,6 +87,16 @@ def derived_class(bases: tuple[type, ...], original: type) -> Any:
     return _classes[bases]
 
 
+def change_class(module: nn.Module, own: type[nn.Module]) -> None:
+    """Replace the class that transformers gave a module by one that derives from it, below classes of ours."""
+    kind, original = type(module), original_class(module)
+    if kind is original:
+        module.__class__ = own
+    else:
+        bases = tuple(own if base is original else base for base in kind.__bases__)
+        module.__class__ = derived_class(bases, own)
+
+
 def original_class(module: nn.Module) -> type[nn.Module]:
     """Return the class that transformers gave a module."""
     original: type[nn.Module] = getattr(type(module), "original", type(module))

@@ -1,13 +1,13 @@
-"""The pass over architectures whose attention modules don't call transformers' attention interface."""
+"""The pass over architectures of which transformers' modules can't compute a flat batch through the hook."""
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from engine_server.modeling.attention.hook import IMPLEMENTATION
-from engine_server.modeling.layers.weight_layer import original_class
+from engine_server.modeling.layers.weight_layer import change_class, original_class
 from engine_server.modeling.loading.report import PassReport, Tally
 
-# Model types for which attention/model_attention.py has modules.
-OWN_ATTENTION = ("bloom", "falcon", "gptj", "mpnet")
+# Model types for which attention/model_attention.py and attention/llama4.py have modules.
+OWN_ATTENTION = ("bloom", "falcon", "gptj", "llama4_text", "mpnet")
 
 
 def implementation_for(config: PreTrainedConfig) -> str:
@@ -16,14 +16,16 @@ def implementation_for(config: PreTrainedConfig) -> str:
 
 
 def replace_attention(model: PreTrainedModel) -> PassReport:
-    """Replace the class of attention modules that don't call the hook by ours that does, and keep their weights."""
+    """Replace the classes of modules that don't call the hook as a flat batch needs it, and keep their weights."""
     tally = Tally("attention")
     if model.config.model_type in OWN_ATTENTION:
-        from engine_server.modeling.attention.model_attention import OURS  # imports these models' code
+        from engine_server.modeling.attention import llama4, model_attention  # import these models' code
 
+        ours = model_attention.OURS | llama4.OURS
         for module in model.modules():
-            if type(module) in OURS:
-                tally.replaced(original_class(module), f"our {OURS[type(module)].__name__}")
-                module.__class__ = OURS[type(module)]
+            own = ours.get(original_class(module))
+            if own is not None:
+                tally.replaced(original_class(module), f"our {own.__name__}")
+                change_class(module, own)
         model.config._attn_implementation = IMPLEMENTATION  # so that no masks are made
     return tally.report()

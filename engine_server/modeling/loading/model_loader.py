@@ -20,7 +20,7 @@ from engine_server.modeling.attention.interface import UnsupportedModelError
 from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.formats.checkpoints.checkpoint import QuantizedCheckpoint
 from engine_server.modeling.formats.checkpoints.stored import StoredTensor, StoredWeight
-from engine_server.modeling.loading.attention import implementation_for
+from engine_server.modeling.loading.attention import implementation_for, replace_attention
 from engine_server.modeling.loading.invariance import check_setup
 from engine_server.modeling.loading.passes import LoadPlan, replace_modules, verified_choices
 from engine_server.modeling.loading.refusal import check_layer_types, refused_by_name
@@ -77,6 +77,7 @@ def load_model(
                 check_layer_types(settings, architecture(settings))
             skeleton = empty_model(config, settings, dtype)
             plan = replace(plan, choices=verified_choices(skeleton, platform, config.max_model_len))
+        replace_attention(skeleton)  # the choices are by our classes
         dense = load.load_format == "dequantized"
         if load.load_format != "dummy":
             needed = needed_bytes(

@@ -13,6 +13,7 @@ from engine_server.modeling.attention.step_attention import StepAttention
 from engine_server.modeling.loading.refusal import refused_by_name
 from engine_server.modeling.memory.cache_layout import LayerShape
 from engine_server.modeling.scoring import Scoring
+from engine_server.modeling.window import Window
 
 
 class Probe(StepAttention):
@@ -83,11 +84,16 @@ def probe(
             f"not every layer of {name} attends as {kind} does; it would be computed wrongly"
         )
     shapes = [] if encoder else [seen.shapes[layer] for layer in range(layers)]
-    windows = {"full_attention": None, "sliding_attention": getattr(config, "sliding_window", None)}
+    sliding, chunk = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
+    windows = {
+        "full_attention": None,
+        "sliding_attention": sliding and Window(sliding),
+        "chunked_attention": chunk and Window(chunk, chunked=True),
+    }
     for layer, kind in enumerate((getattr(config, "layer_types", None) or [])[: len(shapes)]):
         if kind not in windows or windows[kind] != shapes[layer].window:
             raise UnsupportedModelError(
-                f"layer {layer} of {name} is of type {kind}, but attends with the window {shapes[layer].window}; "
+                f"layer {layer} of {name} is of type {kind}, but attends with {shapes[layer].window or 'no window'}; "
                 "it would be computed wrongly"
             )
     if not seen.alibi and torch.equal(output, compute(Probe(), positions[::-1].copy())):

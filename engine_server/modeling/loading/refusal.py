@@ -14,8 +14,8 @@ from engine_server.modeling.attention.interface import UnsupportedModelError
 ERRORS = (AssertionError, AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError)
 # transformers quotes the name of our attention where a model's class has no place for it.
 UNKNOWN_ATTENTION = re.compile(rf"""["']{IMPLEMENTATION}["']""")
-# What a config calls the layers that compute softmax attention over all earlier tokens, or a window of them.
-SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
+# What a config calls the layers that compute softmax attention over all earlier tokens, a window or a chunk of them.
+SUPPORTED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from engine_server.modeling.layers.gated_experts import GatedExperts
 from engine_server.modeling.layers.kernel_sets.comparison import same
 from engine_server.modeling.layers.kernel_sets.kernel_set import Activation, Gate, KernelSet
 from engine_server.modeling.layers.misfits import misfits
-from engine_server.modeling.layers.norm import FusedRMSNorm
+from engine_server.modeling.layers.norm import FusedRMSNorm, UnweightedRMSNorm
 from engine_server.modeling.layers.rotation import ChosenRotation
 from engine_server.modeling.layers.weight_layer import original_class
 from engine_server.modeling.loading.backbone import backbone
@@ -39,6 +39,7 @@ from engine_server.modeling.loading.replacements import (
     is_layer,
     is_layer_norm,
     is_norm,
+    is_unweighted_norm,
     replace_activations,
     replace_gates,
     replace_layer_norms,
@@ -49,9 +50,12 @@ from engine_server.modeling.loading.replacements import (
 )
 from engine_server.modeling.loading.router_forms import form_of, fuse_routers, is_router
 from engine_server.modeling.loading.sample import WINDOW, shortened_settings
+from engine_server.modeling.window import Window
 
 # More than two windows of the copy.
 NUM_TOKENS = 8
+# Dimensions of the sample for a norm without weights.
+UNWEIGHTED = 32
 # Some tables of positions reserve the first two rows for padding.
 POSITIONS = np.arange(NUM_TOKENS) + 2
 logger = logging.getLogger(__name__)
@@ -110,8 +114,14 @@ class Trial:
         return frozenset(kind for kind in kinds if self._agrees(replace(choices, mlps=frozenset((kind,)))))
 
     def _norms(self, choices: Choices) -> dict[type, float]:
-        norms = {type(module): module for module in self._plain.modules() if is_norm(module)}
-        found = {kind: offset_of(norm, self.kernels) for kind, norm in norms.items()}
+        # A class may have both; with weights it shows its offset.
+        norms = {
+            type(module): module
+            for is_one in (is_unweighted_norm, is_norm)
+            for module in self._plain.modules()
+            if is_one(module)
+        }
+        found = {kind: offset_of(norm, self.kernels, self.device) for kind, norm in norms.items()}
         return {kind: offset for kind, offset in found.items() if offset is not None}
 
     def _layer_norms(self, choices: Choices) -> frozenset[type]:
@@ -197,7 +207,7 @@ class Trial:
             return
         equal = torch.allclose(found, original, rtol=1e-3, atol=1e-3 * original.std().item())
         if not equal or (
-            has_one_window(copy) and {shape.window for shape in seen.shapes.values()} != {WINDOW}
+            has_one_window(copy) and {shape.window for shape in seen.shapes.values()} != {Window(WINDOW)}
         ):
             windows = " or ".join(shortened_settings(copy.config.get_text_config()))
             where = f" beyond its {windows}" if windows else ""
@@ -234,8 +244,11 @@ def original_states(copy: PreTrainedModel, device: torch.device) -> Tensor | Non
 
 
 @torch.inference_mode()
-def offset_of(norm: nn.Module, kernels: KernelSet) -> float | None:
-    """Return the offset with which FusedRMSNorm computes the same as `norm`, or None."""
+def offset_of(norm: nn.Module, kernels: KernelSet, device: torch.device) -> float | None:
+    """Return the offset with which FusedRMSNorm computes the same as `norm`, or None; 0 for one without weights."""
+    if is_unweighted_norm(norm):
+        sample = rows_of(torch.ones(UNWEIGHTED, device=device))
+        return 0.0 if same(UnweightedRMSNorm(kernels, eps_of(norm))(sample), norm(sample), 0) else None
     weight, sample = norm.get_parameter("weight"), sample_rows(norm)
     expected = norm(sample)
     for offset in kernels.offsets:
@@ -257,7 +270,11 @@ def is_same_layer_norm(norm: nn.Module, kernels: KernelSet) -> bool:
 
 def sample_rows(norm: nn.Module) -> Tensor:
     """Return rows with a mean other than 0, which a LayerNorm removes, one of them so small that eps matters."""
-    weight = norm.get_parameter("weight")
+    return rows_of(norm.get_parameter("weight"))
+
+
+def rows_of(weight: Tensor) -> Tensor:
+    """Return the rows of `sample_rows` for a norm with this weight."""
     rows = torch.linspace(-1, 2, len(weight)) * torch.tensor([1e-3, 1, 30])[:, None]
     return rows[None].to(weight)
 

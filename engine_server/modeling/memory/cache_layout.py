@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from engine_server.modeling.window import Window
+
 FLOAT8, INT8 = torch.float8_e4m3fn, torch.int8
 # The dtypes of a quantised cache, which keeps a float32 scale for each head of each token beside, and the largest
 # magnitude of each.
@@ -24,8 +26,8 @@ class LayerShape(NamedTuple):
     kv_heads: int
     key_dim: int
     value_dim: int
-    # Only the last `window` tokens are visible, the token itself included.
-    window: int | None = None
+    # Only the tokens of the window are visible.
+    window: Window | None = None
     # The earlier layer whose K and V this one reads; None: it has its own.
     source: int | None = None
 
@@ -46,8 +48,8 @@ class Layout(NamedTuple):
     of each kind do if their K and V have the same shape. All kinds take their blocks from the same pool.
     """
 
-    # Window of each kind of attention, in tokens.
-    windows: list[int | None]
+    # Window of each kind of attention.
+    windows: list[Window | None]
     # Index into `windows` of each layer.
     kinds: list[int]
     # Index into `shapes` of each layer.
@@ -94,7 +96,8 @@ def quantised(given: Tensor, dtype: torch.dtype = FLOAT8) -> tuple[Tensor, Tenso
 def lay_out(layers: Sequence[LayerShape], longest: int) -> Layout:
     """Return the layout for `layers`, in order. A window that covers a request of `longest` tokens counts as none."""
     layers = [
-        layer._replace(window=None) if layer.window and layer.window >= longest else layer for layer in layers
+        layer._replace(window=None) if layer.window and layer.window.size >= longest else layer
+        for layer in layers
     ]
     windows = list(dict.fromkeys(layer.window for layer in layers))
     tensors: dict[tuple[LayerShape, int], int] = {}

@@ -32,7 +32,8 @@ struct Step {
     const Sequence* sequences;
     int count, heads;
     bool causal;
-    int window;  // 0 for none
+    int window;    // tokens that a row sees at most; 0 for all
+    bool chunked;  // it sees those since the last multiple of `window`
     Scores scores;
     const float *sinks, *alibi;  // [heads], or null
 
@@ -62,7 +63,7 @@ Row row_of(const Step& step, const Tokens& tokens, int index, int head) {
     const int position = tokens.position() + index, context = tokens.sequence->context;
     Row row{position, 0, step.causal ? position + 1 : context, step.alibi ? step.alibi[head] : 0};
     if (step.window) {
-        row.begin = std::max(position - step.window + 1, 0);
+        row.begin = step.chunked ? position / step.window * step.window : std::max(position - step.window + 1, 0);
         row.end = std::min(row.end, position + step.window);
     }
     return row;
@@ -256,17 +257,17 @@ void attend(const Step& step) {
 
 // See NativeAttention. out: [tokens, heads, value dim]; query: [tokens, heads, key dim], with strides; keys, values: a
 // layer's cache as in cache.h; tables: rows of block ids; sequences: int32 [count, 4]: row, first token, tokens,
-// context; window, softcap: 0 for none; sinks, alibi: [heads], or null.
+// context; window, chunked: see Step; softcap: 0 for none; sinks, alibi: [heads], or null.
 extern "C" void attention(int is_bfloat16, int storage, void* out, const void* query, int64_t query_token,
                           int64_t query_head, void* keys, float* key_scales, void* values, float* value_scales,
                           const int32_t* tables, int64_t table_stride, const void* sequences, int count, int heads,
                           int kv_heads, int key_dim, int value_dim, int block_size, int causal, int window,
-                          float scaling, float softcap, const float* sinks, const float* alibi) {
+                          int chunked, float scaling, float softcap, const float* sinks, const float* alibi) {
     with_types(is_bfloat16, Storage(storage), [&]<typename T, typename E>(T, E) {
         attend<T, E>({
             out, query, {(char*)keys, key_scales, kv_heads, key_dim, block_size, sizeof(E)},
             {(char*)values, value_scales, kv_heads, value_dim, block_size, sizeof(E)}, tables, table_stride,
-            query_token, query_head, (const Sequence*)sequences, count, heads, bool(causal), window,
+            query_token, query_head, (const Sequence*)sequences, count, heads, bool(causal), window, bool(chunked),
             {scaling, softcap, alibi != nullptr}, sinks, alibi,
         });
     });

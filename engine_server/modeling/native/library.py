@@ -14,7 +14,7 @@ POINTER, LONG, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctype
 # Argument types of each function, as declared in its source.
 SIGNATURES = {
     "attention": [
-        *[INT] * 2, *[POINTER] * 2, *[LONG] * 2, *[POINTER] * 5, LONG, POINTER, *[INT] * 8, *[FLOAT] * 2,
+        *[INT] * 2, *[POINTER] * 2, *[LONG] * 2, *[POINTER] * 5, LONG, POINTER, *[INT] * 9, *[FLOAT] * 2,
         *[POINTER] * 2,
     ],
     "write_cache": [*[INT] * 2, *[POINTER] * 5, *[LONG] * 2, POINTER, *[LONG] * 2, POINTER, LONG, *[INT] * 4],

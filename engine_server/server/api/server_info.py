@@ -30,6 +30,8 @@ SCHEDULER_SETTINGS = (
     "max_num_batched_tokens", "max_num_seqs", "enable_chunked_prefill", "policy", "async_scheduling", "max_queue",
     "max_num_partial_prefills", "long_prefill_token_threshold",
 )  # fmt: skip
+# The KV cache's part of `memory_bytes`.
+KV_CACHE = "KV cache"
 
 
 def routes(host: EngineHost) -> APIRouter:
@@ -47,12 +49,19 @@ def describe(config: EngineConfig) -> dict[str, dict[str, object]]:
     """Return the settings that anybody who may send requests may see."""
     return {
         "model_config": select(config.model_config, MODEL_SETTINGS),
-        "cache_config": select(config.cache_config, CACHE_SETTINGS),
+        "cache_config": select(config.cache_config, CACHE_SETTINGS)
+        | {"bytes_per_token": bytes_per_token(config)},
         "scheduler_config": select(config.scheduler_config, SCHEDULER_SETTINGS),
         "parallel_config": select(config.parallel_config, ("tensor_parallel_size",)),
         "device_config": select(config.device_config, ("device", "kernels_in_use", "memory_bytes")),
         "load_config": select(config.load_config, ("load_format",)),
     }
+
+
+def bytes_per_token(config: EngineConfig) -> int | None:
+    """Return the bytes of the first rank's KV cache for each of its tokens; None for a model without a cache."""
+    tokens = (config.cache_config.num_gpu_blocks or 0) * config.cache_config.block_size
+    return config.device_config.memory_bytes.get(KV_CACHE, 0) // tokens if tokens else None
 
 
 def select(settings: object, names: tuple[str, ...]) -> dict[str, object]:
