@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from engine_server.contract.headers import MODEL
-from engine_server.server.api.continuation import check_prompt, first_report
+from engine_server.server.api.continuation import check_prompt, first_report, resumed_stream
 from engine_server.server.api.generation_request import GenerationRequest
 from engine_server.server.api.ignored import HEADER, header_value
 from engine_server.server.api.models import served_model
@@ -66,5 +66,6 @@ async def count_tokens(
     source = prompt_source(model, body, served.context)
     if any_length:
         source = replace(source, any_length=True, cuts=())
-    prompts = await tokenize(model.engine, source)
+    resume = resumed_stream(headers, body.model_extra or {}, served.fingerprint)
+    prompts = await tokenize(model.engine, source, resume.created if resume else None)
     return sum(len(prompt["prompt_token_ids"]) for prompt in prompts)

@@ -22,6 +22,8 @@ class EditedRequest(NamedTuple):
     body: MessagesRequest
     # None: the request asks for no edits.
     applied: list[ToolUsesCleared | ThinkingCleared] | None
+    # The length of the prompt before the edits; None where no edit clears anything.
+    original_tokens: int | None = None
 
 
 async def edit_context(
@@ -29,20 +31,20 @@ async def edit_context(
 ) -> EditedRequest:
     """Apply the request's edits in their order. Raises ApiError.
 
-    The result depends on the request and the model's tokenizer alone, and on the day where the template writes it, so
-    that any replica continues the answer; one that finds another prompt refuses to.
+    The result depends on the request, the model's tokenizer and the day on which the answer began, so that any replica
+    continues it.
     """
     if body.context_management is None:
         return EditedRequest(body, None)
     applied: list[ToolUsesCleared | ThinkingCleared] = []
-    num_tokens: int | None = None
+    original_tokens = num_tokens = None
     for edit in body.context_management.edits or ():
         edited = edit.apply(body.messages)
         if not edited.cleared:
             continue
         if num_tokens is None:
             check_length(body)
-            num_tokens = await count_tokens(model, body, headers, any_length=True)
+            original_tokens = num_tokens = await count_tokens(model, body, headers, any_length=True)
         if not edit.is_triggered(body.messages, num_tokens):
             continue
         candidate = body.with_messages(edited.messages)
@@ -51,7 +53,7 @@ async def edit_context(
         if cleared >= edit.least_cleared_tokens:
             body, num_tokens = candidate, num_left
             applied.append(edit.report(edited.cleared, max(0, cleared)))
-    return EditedRequest(body, applied)
+    return EditedRequest(body, applied, original_tokens)
 
 
 def check_length(body: MessagesRequest) -> None:

@@ -57,8 +57,8 @@ def routes(host: EngineHost) -> APIRouter:
         edited = await edit_context(host.model, body, request.headers)
         count = TokenCount(await count_tokens(host.model, edited.body, request.headers))
         if edited.applied is not None:
-            original = await count_tokens(host.model, body, request.headers, any_length=True)
-            count.context_management = OriginalCount(original)
+            original = edited.original_tokens
+            count.context_management = OriginalCount(count.input_tokens if original is None else original)
         return tokenizer_response(count)
 
     return router

@@ -1,11 +1,16 @@
 """Edits of a conversation that Anthropic's beta asks for, and output_format."""
 
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import anthropic
 import pytest
 from anthropic.types.beta import BetaContextManagementResponse
 from local_server import LocalServer, serving
+
+from engine_server.contract import headers
+from engine_server.server.api import create_answer
 
 PATH = "/v1/messages"
 RESULT = "A long result of a tool. " * 20
@@ -169,6 +174,41 @@ def test_conversation_that_fits_the_context_once_it_is_edited_is_answered(script
     assert answer.status == 200, answer.body
     count = ask(scripted, edit(keep=keep(1)), messages=messages, path=f"{PATH}/count_tokens").json
     assert count["input_tokens"] < 1024 < count["context_management"]["original_input_tokens"]
+
+
+@pytest.mark.parametrize("edits", [[edit(keep=keep(1))], [edit(keep=keep(9))]])
+def test_count_of_edited_messages_renders_the_unedited_ones_once(
+    scripted: LocalServer, edits: list[Any]
+) -> None:
+    with mock.patch.object(create_answer, "tokenize", wraps=create_answer.tokenize) as tokenize:
+        count = ask(scripted, *edits, path=f"{PATH}/count_tokens").json
+
+    rendered = [str(call.args[1].conversations[0].messages) for call in tokenize.call_args_list]
+    assert len([one for one in rendered if "0: A long" in one]) == 1
+    assert count["context_management"]["original_input_tokens"] == num_tokens(scripted)
+
+
+def test_continued_answer_has_the_edits_of_the_day_on_which_it_began(tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text(
+        "{{ 'long ago ' * 100 * (2020 - strftime_now('%Y')|int) }}{% for m in messages %}{{ m }}{% endfor %}"
+    )
+    trigger = {"type": "input_tokens", "value": 2000}
+    body = {
+        "model": "smollm2",
+        "max_tokens": 9,
+        "messages": [user("Begin."), *used(0), *used(1)],
+        "context_management": {"edits": [{"type": CLEAR_TOOLS, "trigger": trigger, "keep": keep(1)}]},
+    }
+    with serving(f"--chat-template={template}", "--max-model-len=8192") as server:
+        state = {"id": "msg_1", "created": 10**9, "seed": 1, "model": server.host.model.fingerprint}
+        resume = {"resume": {**state, "token_ids": [], "events": 0}}
+        continued = {**body, "stream": True, "fairlead": resume}
+        begun = server.post(PATH, body)
+        answer = server.request("POST", PATH, continued, {headers.RESUME: "1"})
+
+    assert begun.json["context_management"]["applied_edits"] == []
+    assert answer.status == 200 and b'"cleared_tool_uses":1' in answer.body, answer.body
 
 
 def test_media_of_cleared_results_are_not_named(scripted: LocalServer) -> None:
