@@ -71,7 +71,14 @@ class Autoscaler:
         for key, scale in scales.items():
             is_complete = reports.is_complete and len(demands[key]) == len(reports.reports)
             try:
-                decision, summary = self.decide(key, scale, demands[key], is_complete=is_complete, now=now)
+                sample = sample_of(
+                    demands[key],
+                    scale,
+                    is_complete=is_complete,
+                    may_be_idle=not reports.has_silent,
+                    now=now,
+                )
+                decision, summary = self.decide(key, scale, sample)
             except Exception:  # a fault with one LLMDeployment stops the scaling of no other
                 logger.exception("%s: no decision on its replicas", key)
                 continue
@@ -81,11 +88,8 @@ class Autoscaler:
                 writes.append(self.write(key, scale, decision, summary))
         await asyncio.gather(*writes)
 
-    def decide(
-        self, key: Key, scale: Scale, demands: Iterable[DeploymentDemand], *, is_complete: bool, now: float
-    ) -> tuple[Decision, Summary]:
+    def decide(self, key: Key, scale: Scale, sample: Sample) -> tuple[Decision, Summary]:
         """Return the decision on one LLMDeployment, with the demand that it follows from."""
-        sample = sample_of(demands, scale, is_complete=is_complete, now=now)
         summary = self.tracks[key].history.record(sample, scale.autoscaling)
         decision = decide(
             scale.autoscaling,
@@ -124,9 +128,19 @@ def by_deployment(reports: Iterable[DemandReport]) -> Mapping[Key, list[Deployme
     return demands
 
 
-def sample_of(demands: Iterable[DeploymentDemand], scale: Scale, *, is_complete: bool, now: float) -> Sample:
-    """Return the sum of the routers' requests, and of each engine's KV use as it was reported last."""
-    requests, idle_seconds = 0, float("inf")
+def sample_of(
+    demands: Iterable[DeploymentDemand],
+    scale: Scale,
+    *,
+    is_complete: bool,
+    now: float,
+    may_be_idle: bool = True,
+) -> Sample:
+    """Return the sum of the routers' requests, and of each engine's KV use as it was reported last.
+
+    may_be_idle: False while a router that is ready is silent, and may have got requests.
+    """
+    requests, idle_seconds = 0, float("inf") if may_be_idle else 0.0
     # By address: the age of the report, and the share in use.
     newest: dict[str, tuple[float, float]] = {}
     for demand in demands:

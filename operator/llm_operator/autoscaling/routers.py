@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
@@ -24,6 +24,11 @@ LIST_SECONDS = 3.0
 ANSWER_SECONDS = 1.0
 # An answer counts for so long, so that a router that is busy for a moment is not unknown.
 PATIENCE_SECONDS = 5.0
+# After such a silence a router that is not ready is gone. Of one that is ready the last demand counts.
+LOST_SECONDS = 60.0
+# What follows from the silence of a router.
+NOT_SCALED_DOWN = "nothing is scaled down"
+NOT_TO_ZERO = "its last one counts, and nothing is scaled to zero"
 # A longer answer is not a report.
 LONGEST_ANSWER = 16 * 1024 * 1024
 
@@ -49,18 +54,13 @@ class RouterService(NamedTuple):
 
 
 class Reports(NamedTuple):
-    """The reports of the routers that answer."""
+    """The reports of the routers that answer, and the last ones of those that are ready and have long been silent."""
 
     reports: tuple[DemandReport, ...]
-    # There is at least one router, and all have answered.
+    # There is at least one router, and the demand of all is known.
     is_complete: bool
-
-
-class Answer(NamedTuple):
-    """The last report of a router, and the event loop's time at which it came."""
-
-    report: DemandReport
-    time: float
+    # Some of the reports are of routers that are silent, and may have requests since.
+    has_silent: bool
 
 
 @dataclass(slots=True)
@@ -71,30 +71,41 @@ class Routers:
     service: RouterService
     # Returns the key for the routers' internal pages; empty for none.
     key: Callable[[], str] = str
-    # Addresses as HOST:PORT, and the event loop's time at which they were listed; None before the first list.
-    addresses: frozenset[str] = frozenset()
+    # Addresses as HOST:PORT with whether each is ready, and the event loop's time at which they were listed; None
+    # before the first list.
+    addresses: dict[str, bool] = field(default_factory=dict)
     listed_at: float | None = None
     # Why the last list failed, as it was logged; empty if it did not.
     failure: str = ""
-    answers: dict[str, Answer] = field(default_factory=dict)
-    # Those whose demand is unknown, as they were logged.
-    unknown: set[str] = field(default_factory=set)
+    # The last report of each router that is listed.
+    answers: dict[str, DemandReport] = field(default_factory=dict)
+    # The event loop's time at which each answered last, or was listed first.
+    heard: dict[str, float] = field(default_factory=dict)
+    # Those that do not answer, with what follows, as they were logged.
+    unheard: dict[str, str] = field(default_factory=dict)
 
     async def ask(self, session: aiohttp.ClientSession) -> Reports:
         """Return the current reports."""
         await self._find()
         await asyncio.gather(*(self._ask(session, address) for address in self.addresses))
-        oldest = asyncio.get_running_loop().time() - PATIENCE_SECONDS
-        self.answers = {
-            address: answer
-            for address, answer in self.answers.items()
-            if address in self.addresses and answer.time >= oldest
-        }
-        unknown = {f"the router at {address}" for address in self.addresses - self.answers.keys()}
-        if self.listed_at is None or self.listed_at < oldest or not self.addresses:
-            unknown.add(f"the endpoints of Service {self.service}")
-        self._note(unknown)
-        return Reports(tuple(answer.report for answer in self.answers.values()), not unknown)
+        now = asyncio.get_running_loop().time()
+        self.answers = {one: report for one, report in self.answers.items() if one in self.addresses}
+        self.heard = {address: self.heard.get(address, now) for address in self.addresses}
+        silences = {address: now - heard for address, heard in self.heard.items()}
+        lost = {address for address, seconds in silences.items() if seconds > LOST_SECONDS}
+        gone = {address for address in lost if not self.addresses[address]}
+        silent = (lost - gone) & self.answers.keys()
+        current = {one for one in self.answers if silences[one] <= PATIENCE_SECONDS}
+        known = current | silent
+
+        unheard = {f"the router at {one}": NOT_SCALED_DOWN for one in self.addresses.keys() - known - gone}
+        if self.listed_at is None or now - self.listed_at > PATIENCE_SECONDS or not known:
+            unheard.setdefault(f"the endpoints of Service {self.service}", NOT_SCALED_DOWN)
+        is_complete = not unheard
+        unheard |= {f"the router at {one}": NOT_TO_ZERO for one in silent}
+        self._note(unheard)
+        reports = tuple(report for one, report in self.answers.items() if one in known)
+        return Reports(reports, is_complete, has_silent=bool(silent))
 
     async def reports(self) -> tuple[DemandReport, ...]:
         """Return the current reports for a single use."""
@@ -117,7 +128,7 @@ class Routers:
                 logger.warning("cannot list the routers: %s", self.failure)
             return
         self.failure = ""
-        self.addresses = frozenset(addresses(page["items"]))
+        self.addresses = addresses(page["items"])
         self.listed_at = now
 
     async def _ask(self, session: aiohttp.ClientSession, address: str) -> None:
@@ -136,26 +147,28 @@ class Routers:
             logger.debug("the router at %s: %s", address, str(error) or type(error).__name__)
             return
         before = self.answers.get(address)
-        if report.num_invalid > (0 if before is None else before.report.num_invalid):
+        if report.num_invalid > (0 if before is None else before.num_invalid):
             logger.warning(
                 "the router at %s: %d of its deployments have no valid demand, and are not scaled down",
                 address, report.num_invalid,
             )  # fmt: skip
-        self.answers[address] = Answer(report, asyncio.get_running_loop().time())
+        self.answers[address] = report
+        self.heard[address] = asyncio.get_running_loop().time()
 
-    def _note(self, unknown: set[str]) -> None:
-        """Log what begins and what ends to be unknown."""
-        for subject in sorted(unknown - self.unknown):
-            logger.warning("no demand from %s: nothing is scaled down", subject)
-        for subject in sorted(self.unknown - unknown):
+    def _note(self, unheard: dict[str, str]) -> None:
+        """Log who begins to be silent, with what follows, and who does not any more."""
+        for subject, effect in sorted(unheard.items()):
+            if self.unheard.get(subject) != effect:
+                logger.warning("no demand from %s: %s", subject, effect)
+        for subject in sorted(self.unheard.keys() - unheard.keys()):
             logger.info("%s: answering, or gone", subject)
-        self.unknown = unknown
-        metrics.UNKNOWN_ROUTERS.set(len(unknown))
+        self.unheard = unheard
+        metrics.UNKNOWN_ROUTERS.set(len(unheard))
 
 
-def addresses(slices: list[Manifest]) -> Iterator[str]:
-    """Yield one HOST:PORT for each router, whichever slices have it."""
-    by_pod: dict[str, str] = {}
+def addresses(slices: list[Manifest]) -> dict[str, bool]:
+    """Return one HOST:PORT for each router, whichever slices have it, and whether the router is ready."""
+    by_pod: dict[str, tuple[str, bool]] = {}
     # IPv4 comes before IPv6, so it wins where a pod has both.
     for one in sorted(slices, key=lambda one: str(one["addressType"])):
         ports = {port.get("name"): port.get("port") for port in one.get("ports") or ()}
@@ -163,5 +176,6 @@ def addresses(slices: list[Manifest]) -> Iterator[str]:
         for endpoint in one.get("endpoints") or ():
             host = endpoint["addresses"][0]
             pod = endpoint.get("targetRef", {}).get("name", host)
-            by_pod.setdefault(pod, authority(host, port))
-    yield from by_pod.values()
+            is_ready = (endpoint.get("conditions") or {}).get("ready") is not False
+            by_pod.setdefault(pod, (authority(host, port), is_ready))
+    return dict(by_pod.values())

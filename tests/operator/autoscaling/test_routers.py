@@ -4,9 +4,11 @@ import logging
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 from aiohttp import web
 from kubernetes_objects import endpoint, slice_of
+from llm_operator import metrics
 from llm_operator.api.sections.autoscaling import Autoscaling
 from llm_operator.autoscaling.autoscaler import by_deployment, sample_of
 from llm_operator.autoscaling.history import Load, Sample
@@ -35,7 +37,13 @@ def test_the_port_is_that_of_metrics_if_the_service_names_none() -> None:
     nameless = slice_of("", "s", endpoint("10.0.0.1", "one"))
     nameless["ports"] = [{"name": "http", "port": 8080}]
     assert list(addresses([nameless])) == ["10.0.0.1:9090"]
-    assert list(addresses([{"addressType": "IPv4", "endpoints": None, "ports": None}])) == []
+    assert addresses([{"addressType": "IPv4", "endpoints": None, "ports": None}]) == {}
+
+
+def test_a_router_is_ready_unless_its_slice_says_no() -> None:
+    unsaid, starting = endpoint("10.0.0.1", "one"), endpoint("10.0.0.2", "two", ready=False)
+
+    assert addresses([slice_of("", "s", unsaid, starting)]) == {"10.0.0.1:9": True, "10.0.0.2:9": False}
 
 
 @pytest.mark.parametrize("text", ["name", "/name", "namespace/", "a/b/c", ""])
@@ -64,6 +72,12 @@ def test_reports_are_grouped_by_deployment() -> None:
     other = DeploymentDemand("default", "other", 1, 0, 0.0)
     grouped = by_deployment([DemandReport((demand(1, 0, 0.0), other)), DemandReport((other,))])
     assert [len(grouped[Key("default", name)]) for name in ("m", "other")] == [1, 2]
+
+
+def test_nothing_is_idle_while_a_router_that_may_have_requests_is_silent() -> None:
+    sample = sample_of([demand(0, 0, 900.0)], SCALE, is_complete=True, may_be_idle=False, now=1000.0)
+
+    assert sample.idle_seconds == 0.0
 
 
 class OneRouter:
@@ -98,7 +112,7 @@ async def test_an_invalid_entry_of_a_page_is_dropped_and_the_others_count(
     asked = Routers(OneRouter(runner.addresses[0][1]), RouterService("default", "router"))  # type: ignore[arg-type]
     async with aiohttp.ClientSession() as session:
         with caplog.at_level(logging.WARNING):
-            (report,), is_complete = await asked.ask(session)
+            (report,), is_complete, _ = await asked.ask(session)
             await asked.ask(session)
     await runner.cleanup()
 
@@ -125,3 +139,80 @@ async def test_routers_are_asked_with_the_key_of_their_internal_pages(key: str) 
     await runner.cleanup()
 
     assert sent == [f"Bearer {key}" if key else None]
+
+
+class TwoRouters:
+    """The API server's answer to a list of slices: a router that answers, and one whose readiness is given."""
+
+    def __init__(self, port: int, dead_port: int, is_ready: bool) -> None:
+        self.slices = [self.slice(port, True), self.slice(dead_port, is_ready)]
+
+    def slice(self, port: int, is_ready: bool) -> dict[str, Any]:
+        ports = [{"name": METRICS_PORT_NAME, "port": port}]
+        pod = {"kind": "Pod", "name": f"router-{port}"}
+        found = {"addresses": ["127.0.0.1"], "conditions": {"ready": is_ready}, "targetRef": pod}
+        return {"addressType": "IPv4", "ports": ports, "endpoints": [found]}
+
+    async def call(self, *_: Any, **__: Any) -> dict[str, Any]:
+        return {"items": self.slices}
+
+
+async def serve(in_flight: int) -> web.AppRunner:
+    """Start the internal page of a router with so many requests for a deployment."""
+    report = msgspec.json.encode(DemandReport((demand(in_flight, 0, 0.0),)))
+
+    async def page(_: web.Request) -> web.Response:
+        return web.Response(body=report)
+
+    application = web.Application()
+    application.router.add_get(DEMAND_PATH, page)
+    runner = web.AppRunner(application, shutdown_timeout=0)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    return runner
+
+
+@pytest.mark.parametrize(
+    ("silence", "is_ready", "counted", "is_complete", "has_silent"),
+    [
+        (30.0, True, [1], False, False),
+        (30.0, False, [1], False, False),
+        (90.0, True, [1, 7], True, True),
+        (90.0, False, [1], True, False),
+    ],
+    ids=["ready, for 30 s", "not ready, for 30 s", "ready, for 90 s", "not ready, for 90 s"],
+)
+async def test_a_router_that_is_silent(
+    silence: float, is_ready: bool, counted: list[int], is_complete: bool, has_silent: bool
+) -> None:
+    alive, dying = await serve(1), await serve(7)
+    ports = alive.addresses[0][1], dying.addresses[0][1]
+    cluster: Any = TwoRouters(*ports, is_ready)
+    asked = Routers(cluster, RouterService("default", "router"))
+    async with aiohttp.ClientSession() as session:
+        assert (await asked.ask(session)).is_complete
+        await dying.cleanup()
+        asked.heard[f"127.0.0.1:{ports[1]}"] -= silence
+
+        reports = await asked.ask(session)
+    await alive.cleanup()
+
+    assert sorted(one.deployments[0].in_flight for one in reports.reports) == counted
+    assert (reports.is_complete, reports.has_silent) == (is_complete, has_silent)
+    assert metrics.UNKNOWN_ROUTERS.collect()[0].samples[0].value == (not is_complete or has_silent)
+
+
+async def test_routers_that_are_all_gone_are_unknown() -> None:
+    only = await serve(7)
+    port = only.addresses[0][1]
+    cluster: Any = TwoRouters(port, port, False)
+    cluster.slices = cluster.slices[1:]
+    asked = Routers(cluster, RouterService("default", "router"))
+    async with aiohttp.ClientSession() as session:
+        await asked.ask(session)
+        await only.cleanup()
+        asked.heard[f"127.0.0.1:{port}"] -= 90.0
+
+        reports = await asked.ask(session)
+
+    assert not reports.is_complete

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 
 import aiohttp
 
@@ -135,42 +134,6 @@ async def test_requests_that_wait_are_refused_when_the_deployment_cannot_start(
 
     for status, code, _, error in await asyncio.gather(*requests):
         assert (status, code) == (503, "no_replica") and "ImagePullBackOff" in error["message"]
-
-
-async def test_requests_are_refused_until_the_pause_after_a_failed_start_has_passed(
-    start_scaled, scale, eventually
-):
-    router = await start_scaled()
-    scale.set(waker=scale, obstacle=Obstacle("StartFailed", retry_at=time.time() + 600))
-
-    status, code, headers, error = await error_of(router.chat())
-
-    assert (status, code) == (503, "no_replica") and "StartFailed" in error["message"]
-    assert 500 < int(headers["Retry-After"]) <= 600
-    # Clients would ignore so long a time, and come back at once.
-    assert headers["x-should-retry"] == "false"
-    assert scale.wakes == 0
-    scale.set(waker=scale, obstacle=Obstacle("StartFailed", retry_at=time.time() - 1))
-    request = asyncio.create_task(status_of(router.chat()))
-    await eventually(lambda: scale.wakes == 1)
-    request.cancel()
-
-
-async def test_requests_that_wait_for_a_start_that_is_given_up_wake_nothing(start_scaled, scale, eventually):
-    router = await start_scaled()
-    requests = [asyncio.create_task(error_of(router.chat())) for _ in range(3)]
-    await eventually(lambda: held(router) == 3 and scale.wakes == 1)
-
-    class AtZeroAgain:
-        wakes = 0
-
-        async def wake(self):
-            AtZeroAgain.wakes += 1
-
-    scale.set(waker=AtZeroAgain(), obstacle=Obstacle("StartFailed", retry_at=time.time() + 600))
-
-    assert {answer[0] for answer in await asyncio.gather(*requests)} == {503}
-    assert AtZeroAgain.wakes == 0
 
 
 async def test_a_request_beyond_the_bound_is_refused_with_retry_after(
