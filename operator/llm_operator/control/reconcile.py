@@ -21,6 +21,7 @@ from llm_operator.control.deletion_costs import DeletionCosts
 from llm_operator.control.events import Events
 from llm_operator.control.fetch import addresses, observe_fetch
 from llm_operator.control.fetch_poller import FetchPoller
+from llm_operator.control.outdated_templates import OutdatedTemplates
 from llm_operator.control.pod_questions import PodQuestions
 from llm_operator.control.queue import LONGEST_DELAY_SECONDS, WorkQueue
 from llm_operator.control.record import Record, marked
@@ -76,6 +77,7 @@ class Reconciler:
     commit_poller: CommitPoller = field(init=False)
     adapter_pusher: AdapterPusher = field(init=False)
     default_accounts: DefaultAccounts = field(init=False)
+    outdated_templates: OutdatedTemplates = field(init=False)
 
     def __post_init__(self) -> None:
         self.custody = Custody(self.cluster, self.store, self.settings.operator, self.settings.take_over)
@@ -85,6 +87,7 @@ class Reconciler:
         self.commit_poller = CommitPoller(self.queue.add, questions)
         self.adapter_pusher = AdapterPusher(self.queue.add, questions)
         self.default_accounts = DefaultAccounts(self.cluster)
+        self.outdated_templates = OutdatedTemplates(self.settings)
         self.status_writer = StatusWriter(self.cluster, self.store, Events(self.cluster))
 
     def wake_all(self) -> None:
@@ -152,7 +155,8 @@ class Reconciler:
         self.fetch_poller.follow(key, addresses(observed.fetch) if observed.fetch else ())
         self.push_adapters(key, observed)
         status = assess(decision.spec, observed)
-        metrics.STATUS.put(key, observed.subject["spec"].get("replicas", 1), status)
+        replicas = observed.subject["spec"].get("replicas", 1)
+        metrics.STATUS.put(key, replicas, status, self.outdated_templates.has(observed))
         self.start_poller.follow(key, replica_to_ask(observed))
         self.commit_poller.follow(key, replicas_to_ask(observed))
         write_after = await self.status_writer.write(key, observed, status)
@@ -186,6 +190,7 @@ class Reconciler:
         self.start_poller.forget(key)
         self.commit_poller.follow(key, ())
         self.adapter_pusher.forget(key)
+        self.outdated_templates.forget(key)
         metrics.STATUS.remove(key)
 
     async def decide(self, key: Key, manifest: Manifest) -> tuple[Observed, Decision]:
