@@ -2,20 +2,21 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
 import aiohttp
+import msgspec
 
 from engine_server.contract.authority import authority
 from engine_server.contract.bodies import read_at_most
 from engine_server.contract.demand import DEMAND_PATH, DemandReport
+from engine_server.contract.endpoint_slices import EndpointSlice, EndpointSliceList, addresses_by_pod
 from engine_server.contract.labels import METRICS_PORT, SERVICE_NAME_LABEL
 from llm_operator.control.api_errors import FAILURES, describe
 from llm_operator.control.cluster import Cluster
 from llm_operator.control.resources import Resource
-from llm_operator.observed import Manifest
 
 ENDPOINT_SLICES = Resource("discovery.k8s.io", "v1", "endpointslices")
 METRICS_PORT_NAME = "metrics"
@@ -110,13 +111,14 @@ class Routers:
             page = await self.cluster.call(
                 "GET", path, labelSelector=f"{SERVICE_NAME_LABEL}={self.service.name}"
             )
-        except FAILURES as error:
+            listed = msgspec.convert(page, EndpointSliceList)
+        except (*FAILURES, msgspec.ValidationError) as error:
             if describe(error) != self.failure:
                 self.failure = describe(error)
                 logger.warning("cannot list the routers: %s", self.failure)
             return
         self.failure = ""
-        self.addresses = frozenset(addresses(page["items"]))
+        self.addresses = frozenset(addresses(listed.items))
         self.listed_at = now
 
     async def _ask(self, session: aiohttp.ClientSession, address: str) -> None:
@@ -151,15 +153,11 @@ class Routers:
         self.unknown = unknown
 
 
-def addresses(slices: list[Manifest]) -> Iterator[str]:
-    """Yield one HOST:PORT for each router, whichever slices have it."""
-    by_pod: dict[str, str] = {}
-    # IPv4 comes before IPv6, so it wins where a pod has both.
-    for one in sorted(slices, key=lambda one: str(one["addressType"])):
-        ports = {port.get("name"): port.get("port") for port in one.get("ports") or ()}
-        port = ports.get(METRICS_PORT_NAME, METRICS_PORT)
-        for endpoint in one.get("endpoints") or ():
-            host = endpoint["addresses"][0]
-            pod = endpoint.get("targetRef", {}).get("name", host)
-            by_pod.setdefault(pod, authority(host, port))
-    yield from by_pod.values()
+def addresses(slices: Iterable[EndpointSlice]) -> Iterator[str]:
+    """Yield one HOST:PORT for each router, whatever its state and whichever slices have it."""
+    found = addresses_by_pod(
+        slices,
+        port_of=lambda one: one.port(METRICS_PORT_NAME) or METRICS_PORT,
+        includes=lambda endpoint: True,
+    )
+    yield from (authority(host, port) for host, port in found.values())

@@ -35,6 +35,7 @@ from llm_operator.observed import ChildKey, KeyHashes, Manifest, Observed, Probl
 from llm_operator.plan.decide import Decision, decide
 from llm_operator.plan.deletion_cost import is_scale_down
 from llm_operator.plan.ownership import field_manager, owned_by, owned_pods
+from llm_operator.plan.plan import Plan
 from llm_operator.plan.pod.adapters import of_other_models
 from llm_operator.settings import Settings
 from llm_operator.status.adapters import ready_replicas
@@ -147,6 +148,7 @@ class Reconciler:
             return None
         manifest = self.store.llmdeployment(key) or manifest
         observed, decision = await self.decide(key, manifest)
+        await self.before_scale_down(key, decision.plan, observed)
         observed = await self.carry_out(key, decision, observed)
         if cache := decision.plan.fetches:
             progress = self.fetch_poller.progress.get(key)
@@ -228,6 +230,11 @@ class Reconciler:
             now=datetime.now(UTC),
         )
 
+    async def before_scale_down(self, key: Key, goal: Plan, observed: Observed) -> None:
+        """Write the deletion costs of pods, if the plan removes some of them but not all."""
+        if self.deletion_costs is not None and is_scale_down(goal, observed):
+            await self.deletion_costs.write(key, observed.pods)
+
     async def carry_out(self, key: Key, decision: Decision, observed: Observed) -> Observed:
         """Apply and prune. Return `observed` with the children that exist afterwards, and with a refusal, if any."""
         record = self.records[key]
@@ -237,8 +244,6 @@ class Reconciler:
                 existing = observed.children.get(child)
                 if record.is_settled(child, planned, existing):
                     continue
-                if self.deletion_costs is not None and is_scale_down(existing, planned):
-                    await self.deletion_costs.write(key, observed.pods)
                 await self.apply(key, child, planned)
             for child in decision.plan.delete:
                 uid = observed.children[child]["metadata"]["uid"]
