@@ -39,6 +39,7 @@ NOT_READY = series("fairlead_operator_condition", IN_OPERATOR, 'condition="Ready
 PROBLEM = series(
     "fairlead_operator_condition", IN_OPERATOR, 'condition=~"Degraded|Stalled|NameTaken"', 'status="True"'
 )
+OUTDATED = series("fairlead_operator_template_outdated", IN_OPERATOR)
 WAITING = series("vllm:num_requests_waiting", IN_ENGINES)
 RUNNING = series("vllm:num_requests_running", IN_ENGINES)
 HELD = series("fairlead_router_held", IN_ROUTER)
@@ -85,11 +86,13 @@ OVERVIEW = [
 
 MODELS = table(
     "Models",
-    "One row for each LLMDeployment; its name links to the dashboard of the model. Ready: 1 if a request is answered.",
+    "One row for each LLMDeployment; its name links to the dashboard of the model. Ready: 1 if a request is answered. "
+    "Old template: 1 if its replicas have another pod template, or image, than the operator would give them now.",
     MODEL_TITLES,
     Column("Ready", f"{total(IS_READY, *MODEL)} or {total(DESIRED, *MODEL)} * 0"),
     Column("Replicas", total(DESIRED, *MODEL)),
     Column("Ready replicas", total(READY, *MODEL)),
+    Column("Old template", total(OUTDATED, *MODEL)),
     Column("Requests/s", by_model_of_router(rate(REQUESTS, "model")), "reqps"),
     Column(
         "Failed", by_model_of_router(ratio(rate(FAILED, "model"), rate(REQUESTS, "model"))), "percentunit"

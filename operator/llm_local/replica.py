@@ -11,7 +11,6 @@ from llm_operator.api.spec import LLMDeployment
 from llm_operator.observed import Observed, workload_key
 from llm_operator.plan.plan import plan
 from llm_operator.plan.pod.engine_command import EngineCommand
-from llm_operator.plan.pod.keys import ADMIN_FLAGS
 from llm_operator.plan.pod.overlay import PATH
 from llm_operator.plan.pod.pods import CACHE_ENV, engine_command
 from llm_operator.plan.pod.volumes import source
@@ -122,7 +121,10 @@ def local_command(
     planned = pod.command
     return replace(
         planned,
-        **dict.fromkeys(ADMIN_FLAGS),
+        enable_admin=False,
+        admin_host=None,
+        admin_port=None,
+        admin_key_file=None,
         host=None,
         port=None,
         uds=str(socket),

@@ -69,11 +69,11 @@ class ReportedStatus(Collector):
     """The replicas and conditions of each LLMDeployment, as they were last reported."""
 
     def __init__(self) -> None:
-        # The desired replicas and the status.
-        self._by_key: dict[Key, tuple[int, Status]] = {}
+        # The desired replicas, the status, and whether the pod template is outdated, None while there is none.
+        self._by_key: dict[Key, tuple[int, Status, bool | None]] = {}
 
-    def put(self, key: Key, desired_replicas: int, status: Status) -> None:
-        self._by_key[key] = desired_replicas, status
+    def put(self, key: Key, desired_replicas: int, status: Status, is_outdated: bool | None) -> None:
+        self._by_key[key] = desired_replicas, status, is_outdated
 
     def remove(self, key: Key) -> None:
         """Remove the series of an LLMDeployment that was deleted."""
@@ -96,16 +96,23 @@ class ReportedStatus(Collector):
             "Duration of each phase of the last start of a replica.",
             labels=[*labels, "phase"],
         )
-        for key, (desired_replicas, status) in self._by_key.items():
+        outdated = GaugeMetricFamily(
+            "fairlead_operator_template_outdated",
+            "1 if replicas have another pod template than this operator would give them now.",
+            labels=labels,
+        )
+        for key, (desired_replicas, status, is_outdated) in self._by_key.items():
             desired.add_metric(key, desired_replicas)
             ready.add_metric(key, status.ready_replicas)
+            if is_outdated is not None:
+                outdated.add_metric(key, is_outdated)
             for condition in status.conditions:
                 conditions.add_metric([*key, condition.type, condition.status], 1)
             for phase in START_PHASES:
                 seconds = getattr(status.start, phase, None)
                 if seconds is not None:
                     starts.add_metric([*key, phase], seconds)
-        return desired, ready, conditions, starts
+        return desired, ready, conditions, starts, outdated
 
 
 class ScalingDecisions(Collector):

@@ -47,10 +47,11 @@ from llm_operator.plan.pod.template_record import read, template_in_force
 
 from engine_server.contract import labels
 from engine_server.contract.adapters import WantedAdapter, WantedAdapters
+from engine_server.contract.endpoint_slices import EndpointSlice
 from engine_server.contract.engine_keys import derive_key
 from engine_server.engine.engine_args import AsyncEngineArgs
 from engine_server.router.routing.endpoint import Address
-from engine_server.router.sources.kubernetes.objects import EndpointSlice, LLMDeployment
+from engine_server.router.sources.kubernetes.objects import LLMDeployment
 from engine_server.router.sources.kubernetes.source import adapters_of, serving_pods
 from engine_server.router.sources.kubernetes.start import find_obstacle
 from engine_server.server.arguments import ServerArgs

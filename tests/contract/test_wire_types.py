@@ -14,9 +14,10 @@ import engine_server.contract
 import engine_server.router
 from engine_server.contract.adapters import WantedAdapters
 from engine_server.contract.continuation import RouterFields
+from engine_server.contract.endpoint_slices import EndpointSlice
 from engine_server.contract.endpoints_file import EndpointsFile
 from engine_server.router.callers.keys import KeyEntry
-from engine_server.router.sources.kubernetes.objects import EndpointSlice, LLMDeployment, Message
+from engine_server.router.sources.kubernetes.objects import LLMDeployment, Message
 from engine_server.router.sources.kubernetes.watch import Event, Page
 
 # Those that are decoded without a decoder of their own.

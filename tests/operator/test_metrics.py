@@ -17,7 +17,7 @@ READY = Condition("Ready", "False", "Starting", "", "2026-01-01T00:00:00Z")
 @pytest.fixture(autouse=True)
 def reported() -> Iterator[None]:
     status = Status(ready_replicas=1, conditions=(READY,), start=Start("m-0", scheduled=2, loaded=9))
-    metrics.STATUS.put(KEY, 3, status)
+    metrics.STATUS.put(KEY, 3, status, True)
     yield
     metrics.STATUS.remove(KEY)
 
@@ -33,10 +33,20 @@ def test_replicas_are_the_desired_and_the_ready_ones() -> None:
 def test_a_condition_has_one_series_whose_label_is_the_current_status() -> None:
     assert value("condition", condition="Ready", status="False") == 1
 
-    metrics.STATUS.put(KEY, 3, Status(conditions=(replace(READY, status="True"),)))
+    metrics.STATUS.put(KEY, 3, Status(conditions=(replace(READY, status="True"),)), False)
 
     assert value("condition", condition="Ready", status="True") == 1
     assert value("condition", condition="Ready", status="False") is None
+
+
+def test_an_outdated_template_is_one_and_there_is_no_series_before_there_is_a_template() -> None:
+    assert value("template_outdated") == 1
+
+    metrics.STATUS.put(KEY, 3, Status(), False)
+    assert value("template_outdated") == 0
+
+    metrics.STATUS.put(KEY, 3, Status(), None)
+    assert value("template_outdated") is None
 
 
 def test_only_phases_of_a_start_that_have_ended_have_a_series() -> None:

@@ -2,21 +2,27 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
 import aiohttp
+import msgspec
 
 from engine_server.contract.authority import authority
 from engine_server.contract.bodies import read_at_most
 from engine_server.contract.demand import DEMAND_PATH, DemandReport
+from engine_server.contract.endpoint_slices import (
+    EndpointSlice,
+    EndpointSliceList,
+    SliceEndpoint,
+    addresses_by_pod,
+)
 from engine_server.contract.labels import METRICS_PORT, SERVICE_NAME_LABEL
 from llm_operator import metrics
 from llm_operator.control.api_errors import FAILURES, describe
 from llm_operator.control.cluster import Cluster
 from llm_operator.control.resources import Resource
-from llm_operator.observed import Manifest
 
 ENDPOINT_SLICES = Resource("discovery.k8s.io", "v1", "endpointslices")
 METRICS_PORT_NAME = "metrics"
@@ -122,13 +128,14 @@ class Routers:
             page = await self.cluster.call(
                 "GET", path, labelSelector=f"{SERVICE_NAME_LABEL}={self.service.name}"
             )
-        except FAILURES as error:
+            listed = msgspec.convert(page, EndpointSliceList)
+        except (*FAILURES, msgspec.ValidationError) as error:
             if describe(error) != self.failure:
                 self.failure = describe(error)
                 logger.warning("cannot list the routers: %s", self.failure)
             return
         self.failure = ""
-        self.addresses = addresses(page["items"])
+        self.addresses = addresses(listed.items)
         self.listed_at = now
 
     async def _ask(self, session: aiohttp.ClientSession, address: str) -> None:
@@ -166,16 +173,11 @@ class Routers:
         metrics.UNKNOWN_ROUTERS.set(len(unheard))
 
 
-def addresses(slices: list[Manifest]) -> dict[str, bool]:
+def addresses(slices: Collection[EndpointSlice]) -> dict[str, bool]:
     """Return one HOST:PORT for each router, whichever slices have it, and whether the router is ready."""
-    by_pod: dict[str, tuple[str, bool]] = {}
-    # IPv4 comes before IPv6, so it wins where a pod has both.
-    for one in sorted(slices, key=lambda one: str(one["addressType"])):
-        ports = {port.get("name"): port.get("port") for port in one.get("ports") or ()}
-        port = ports.get(METRICS_PORT_NAME, METRICS_PORT)
-        for endpoint in one.get("endpoints") or ():
-            host = endpoint["addresses"][0]
-            pod = endpoint.get("targetRef", {}).get("name", host)
-            is_ready = (endpoint.get("conditions") or {}).get("ready") is not False
-            by_pod.setdefault(pod, (authority(host, port), is_ready))
-    return dict(by_pod.values())
+
+    def find(includes: Callable[[SliceEndpoint], bool]) -> dict[str, tuple[str, int]]:
+        return addresses_by_pod(slices, lambda one: one.port(METRICS_PORT_NAME) or METRICS_PORT, includes)
+
+    ready = find(lambda endpoint: endpoint.conditions.ready is not False)
+    return {authority(host, port): pod in ready for pod, (host, port) in find(lambda endpoint: True).items()}

@@ -21,6 +21,7 @@ from llm_operator.control.deletion_costs import DeletionCosts
 from llm_operator.control.events import Events
 from llm_operator.control.fetch import addresses, observe_fetch
 from llm_operator.control.fetch_poller import FetchPoller
+from llm_operator.control.outdated_templates import OutdatedTemplates
 from llm_operator.control.pod_questions import PodQuestions
 from llm_operator.control.queue import LONGEST_DELAY_SECONDS, WorkQueue
 from llm_operator.control.record import Record, marked
@@ -34,6 +35,7 @@ from llm_operator.observed import ChildKey, KeyHashes, Manifest, Observed, Probl
 from llm_operator.plan.decide import Decision, decide
 from llm_operator.plan.deletion_cost import is_scale_down
 from llm_operator.plan.ownership import field_manager, owned_by, owned_pods
+from llm_operator.plan.plan import Plan
 from llm_operator.plan.pod.adapters import of_other_models
 from llm_operator.settings import Settings
 from llm_operator.status.adapters import ready_replicas
@@ -77,6 +79,7 @@ class Reconciler:
     commit_poller: CommitPoller = field(init=False)
     adapter_pusher: AdapterPusher = field(init=False)
     default_accounts: DefaultAccounts = field(init=False)
+    outdated_templates: OutdatedTemplates = field(init=False)
 
     def __post_init__(self) -> None:
         self.custody = Custody(self.cluster, self.store, self.settings.operator, self.settings.take_over)
@@ -86,6 +89,7 @@ class Reconciler:
         self.commit_poller = CommitPoller(self.queue.add, questions)
         self.adapter_pusher = AdapterPusher(self.queue.add, questions)
         self.default_accounts = DefaultAccounts(self.cluster)
+        self.outdated_templates = OutdatedTemplates(self.settings)
         self.status_writer = StatusWriter(self.cluster, self.store, Events(self.cluster))
 
     def wake_all(self) -> None:
@@ -145,6 +149,7 @@ class Reconciler:
             return None
         manifest = self.store.llmdeployment(key) or manifest
         observed, decision = await self.decide(key, manifest)
+        await self.before_scale_down(key, decision.plan, observed)
         observed = await self.carry_out(key, decision, observed)
         if cache := decision.plan.fetches:
             progress = self.fetch_poller.progress.get(key)
@@ -153,7 +158,8 @@ class Reconciler:
         self.fetch_poller.follow(key, addresses(observed.fetch) if observed.fetch else ())
         self.push_adapters(key, observed)
         status = assess(decision.spec, observed)
-        metrics.STATUS.put(key, observed.subject["spec"].get("replicas", 1), status)
+        replicas = observed.subject["spec"].get("replicas", 1)
+        metrics.STATUS.put(key, replicas, status, self.outdated_templates.has(observed))
         self.start_poller.follow(key, replica_to_ask(observed))
         self.commit_poller.follow(key, replicas_to_ask(observed))
         write_after = await self.status_writer.write(key, observed, status)
@@ -186,6 +192,7 @@ class Reconciler:
         self.start_poller.forget(key)
         self.commit_poller.follow(key, ())
         self.adapter_pusher.forget(key)
+        self.outdated_templates.forget(key)
         metrics.STATUS.remove(key)
 
     async def decide(self, key: Key, manifest: Manifest) -> tuple[Observed, Decision]:
@@ -223,6 +230,11 @@ class Reconciler:
             now=datetime.now(UTC),
         )
 
+    async def before_scale_down(self, key: Key, goal: Plan, observed: Observed) -> None:
+        """Write the deletion costs of pods, if the plan removes some of them but not all."""
+        if self.deletion_costs is not None and is_scale_down(goal, observed):
+            await self.deletion_costs.write(key, observed.pods)
+
     async def carry_out(self, key: Key, decision: Decision, observed: Observed) -> Observed:
         """Apply and prune. Return `observed` with the children that exist afterwards, and with a refusal, if any."""
         record = self.records[key]
@@ -232,8 +244,6 @@ class Reconciler:
                 existing = observed.children.get(child)
                 if record.is_settled(child, planned, existing):
                     continue
-                if self.deletion_costs is not None and is_scale_down(existing, planned):
-                    await self.deletion_costs.write(key, observed.pods)
                 await self.apply(key, child, planned)
             for child in decision.plan.delete:
                 uid = observed.children[child]["metadata"]["uid"]

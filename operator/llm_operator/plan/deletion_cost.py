@@ -3,16 +3,19 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from llm_operator.observed import Manifest
+from llm_operator.observed import Manifest, Observed, workload_key
+from llm_operator.plan.plan import Plan
 
 ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
 # The cost of a pod without the annotation.
 DEFAULT = "0"
 
 
-def is_scale_down(existing: Manifest | None, planned: Manifest) -> bool:
-    """Return True if applying `planned` removes some of a Deployment's replicas, but not all."""
-    if planned["kind"] != "Deployment" or existing is None:
+def is_scale_down(goal: Plan, observed: Observed) -> bool:
+    """Return True if a plan removes some of the replicas, but not all."""
+    workload = workload_key(observed.key.name)
+    planned, existing = goal.apply.get(workload), observed.children.get(workload)
+    if planned is None or existing is None:
         return False
     before: int = existing["spec"].get("replicas", 1)
     after: int = planned["spec"]["replicas"]

@@ -17,9 +17,14 @@ from llm_operator.control.watching.scales import Scale
 
 from engine_server.contract.api import Key
 from engine_server.contract.demand import DEMAND_PATH, DemandReport, DeploymentDemand, EndpointLoad
+from engine_server.contract.endpoint_slices import EndpointSlice
 
 SCALE = Scale(Autoscaling(max=3), replicas=1, ready_replicas=1, resource_version="1")
 A, B = "http://10.0.0.1:8000", "http://10.0.0.2:8000"
+
+
+def typed(manifest: dict[str, Any]) -> EndpointSlice:
+    return msgspec.convert(manifest, EndpointSlice)
 
 
 def test_every_router_is_asked_once_whatever_its_state_and_slices() -> None:
@@ -30,20 +35,25 @@ def test_every_router_is_asked_once_whatever_its_state_and_slices() -> None:
         slice_of("", "v4", starting, draining),
         slice_of("", "again", draining),
     ]
-    assert sorted(addresses(slices)) == ["10.0.0.1:9", "10.0.0.2:9", "[fd00::3]:9"]
+    assert sorted(addresses(list(map(typed, slices)))) == ["10.0.0.1:9", "10.0.0.2:9", "[fd00::3]:9"]
 
 
 def test_the_port_is_that_of_metrics_if_the_service_names_none() -> None:
     nameless = slice_of("", "s", endpoint("10.0.0.1", "one"))
     nameless["ports"] = [{"name": "http", "port": 8080}]
-    assert list(addresses([nameless])) == ["10.0.0.1:9090"]
-    assert addresses([{"addressType": "IPv4", "endpoints": None, "ports": None}]) == {}
+    empty = {"metadata": {}, "addressType": "IPv4", "endpoints": None, "ports": None}
+
+    assert list(addresses([typed(nameless)])) == ["10.0.0.1:9090"]
+    assert addresses([typed(empty)]) == {}
 
 
 def test_a_router_is_ready_unless_its_slice_says_no() -> None:
     unsaid, starting = endpoint("10.0.0.1", "one"), endpoint("10.0.0.2", "two", ready=False)
 
-    assert addresses([slice_of("", "s", unsaid, starting)]) == {"10.0.0.1:9": True, "10.0.0.2:9": False}
+    assert addresses([typed(slice_of("", "s", unsaid, starting))]) == {
+        "10.0.0.1:9": True,
+        "10.0.0.2:9": False,
+    }
 
 
 @pytest.mark.parametrize("text", ["name", "/name", "namespace/", "a/b/c", ""])
@@ -89,7 +99,26 @@ class OneRouter:
     async def call(self, *_: Any, **__: Any) -> dict[str, Any]:
         ports = [{"name": METRICS_PORT_NAME, "port": self.port}]
         endpoints = [{"addresses": ["127.0.0.1"]}]
-        return {"items": [{"addressType": "IPv4", "ports": ports, "endpoints": endpoints}]}
+        return {"items": [{"metadata": {}, "addressType": "IPv4", "ports": ports, "endpoints": endpoints}]}
+
+
+class BrokenSlices:
+    """The API server's answer to a list of slices, one of which is not as its API says."""
+
+    async def call(self, *_: Any, **__: Any) -> dict[str, Any]:
+        return {"items": [{"metadata": {}, "endpoints": [{"addresses": "10.0.0.1"}]}]}
+
+
+async def test_slices_that_cannot_be_read_leave_the_demand_unknown(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    asked = Routers(BrokenSlices(), RouterService("default", "router"))  # type: ignore[arg-type]
+
+    async with aiohttp.ClientSession() as session:
+        reports, is_complete = await asked.ask(session)
+
+    assert (reports, is_complete) == ((), False)
+    assert "cannot list the routers" in caplog.text
 
 
 async def test_an_invalid_entry_of_a_page_is_dropped_and_the_others_count(

@@ -5,6 +5,9 @@ from typing import Any
 
 from llm_operator.control.cluster import Cluster
 from llm_operator.control.deletion_costs import DeletionCosts, requests_by_host
+from llm_operator.control.reconcile import Reconciler
+from llm_operator.control.resources import LLMDEPLOYMENTS
+from llm_operator.settings import Settings
 
 from engine_server.contract.api import Key
 from engine_server.contract.demand import DemandReport, DeploymentDemand
@@ -43,6 +46,35 @@ async def test_writes_the_requests_of_all_routers_to_pods_and_passes_over_those_
         world.get("pod", name)["metadata"].get("annotations", {}).get(ANNOTATION) for name in ("m-1", "m-3")
     ]
     assert costs == ["5", None]
+
+
+async def test_routers_are_asked_once_and_before_any_child_is_applied(
+    world: Any, manifest: Any, cluster_of_operator: Cluster
+) -> None:
+    key = Key(world.namespace, "shrinking")
+    owners_and_replicas = []
+
+    async def ask_routers() -> Sequence[DemandReport]:
+        account = world.get("serviceaccount", "shrinking-engine")["metadata"]["annotations"]
+        replicas = world.get("deployment", "shrinking-engine")["spec"]["replicas"]
+        owners_and_replicas.append((account["example.org/owner"], replicas))
+        return ()
+
+    costs = DeletionCosts(cluster_of_operator, ask_routers)
+    reconciler = Reconciler(cluster_of_operator, Settings(engine_image="engine:1"), deletion_costs=costs)
+
+    async def reconcile(replicas: int, owner: str) -> None:
+        account = {"annotations": {"example.org/owner": owner}}
+        world.apply(manifest("shrinking", replicas=replicas, serviceAccount=account))
+        reconciler.store.put(LLMDEPLOYMENTS, world.get("llmd", "shrinking"))
+        await reconciler.reconcile(key)
+
+    await reconcile(3, "a")
+    await reconcile(2, "b")
+    await reconcile(2, "c")
+    await reconcile(0, "d")
+
+    assert owners_and_replicas == [("a", 3)]
 
 
 def test_an_address_of_ipv6_is_the_pods() -> None:

@@ -3,7 +3,9 @@
 from typing import Any
 
 import pytest
+from llm_operator.observed import Observed, workload_key
 from llm_operator.plan.deletion_cost import changed_costs, is_scale_down
+from llm_operator.plan.plan import Plan
 
 COST = "controller.kubernetes.io/pod-deletion-cost"
 
@@ -35,6 +37,9 @@ def test_pods_without_an_address_and_those_that_end_have_no_cost() -> None:
     [(3, 2, True), (3, 3, False), (2, 3, False), (3, 0, False), (None, 1, False)],
 )
 def test_a_scale_down_leaves_some_replicas(existing: int | None, planned: int, expected: bool) -> None:
-    now = None if existing is None else {"spec": {"replicas": existing}}
+    key = workload_key("m")
+    children = {} if existing is None else {key: {"spec": {"replicas": existing}}}
+    observed = Observed(subject={"metadata": {"name": "m", "namespace": "default"}}, children=children)
 
-    assert is_scale_down(now, {"kind": "Deployment", "spec": {"replicas": planned}}) == expected
+    assert is_scale_down(Plan({key: {"spec": {"replicas": planned}}}), observed) == expected
+    assert not is_scale_down(Plan({}), observed)

@@ -8,13 +8,15 @@ import aiohttp
 
 from engine_server.contract.adapters import DeploymentAdapter
 from engine_server.contract.api import KIND, Key, collection_path
-from engine_server.contract.labels import LLMDEPLOYMENT_LABEL
+from engine_server.contract.endpoint_slices import EndpointSlice, addresses_by_pod
+from engine_server.contract.kubernetes_objects import Identity
+from engine_server.contract.labels import HTTP_PORT_NAME, LLMDEPLOYMENT_LABEL
 from engine_server.contract.served_names import claimable, is_printable
 from engine_server.router.metrics import WatchState
 from engine_server.router.routing.directory import Adapter, Deployment, Directory
 from engine_server.router.routing.endpoint import Address
 from engine_server.router.sources.kubernetes.access import Access
-from engine_server.router.sources.kubernetes.objects import EndpointSlice, Identity, LLMDeployment
+from engine_server.router.sources.kubernetes.objects import LLMDeployment
 from engine_server.router.sources.kubernetes.start import ScaleFromZero, find_obstacle
 from engine_server.router.sources.kubernetes.watch import Watch
 
@@ -148,14 +150,10 @@ def adapters_of(found: LLMDeployment, by_pod: Mapping[str, Address]) -> tuple[Ad
 
 def serving_pods(slices: Iterable[EndpointSlice]) -> dict[str, Address]:
     """Return one address for each serving pod, in any of its slices, by the pod's name."""
-    by_pod: dict[str, Address] = {}
-    # IPv4 comes before IPv6, so it wins where a pod has both.
-    for endpoint_slice in sorted(slices, key=lambda one: one.address_type):
-        port = endpoint_slice.port
-        if port is None or endpoint_slice.address_type == "FQDN":
-            continue
-        for endpoint in endpoint_slice.endpoints or ():
-            if endpoint.conditions.usable:
-                pod = endpoint.target_ref.name if endpoint.target_ref else endpoint.addresses[0]
-                by_pod.setdefault(pod, Address(endpoint.addresses[0], port))
-    return by_pod
+    found = addresses_by_pod(
+        slices,
+        # The first port if none has the name.
+        port_of=lambda one: one.port(HTTP_PORT_NAME) or one.first_port,
+        includes=lambda endpoint: endpoint.conditions.usable,
+    )
+    return {pod: Address(*address) for pod, address in found.items()}

@@ -10,11 +10,12 @@ from typing import Generic, TypeVar
 import aiohttp
 import msgspec
 
+from engine_server.contract.kubernetes_objects import Identity, Object
 from engine_server.contract.lines import lines
 from engine_server.contract.nesting import decode_shallow
 from engine_server.router.backoff import Backoff
 from engine_server.router.sources.kubernetes.access import Access
-from engine_server.router.sources.kubernetes.objects import Identity, Message, Object
+from engine_server.router.sources.kubernetes.objects import Message
 
 log = logging.getLogger(__name__)
 

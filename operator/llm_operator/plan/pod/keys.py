@@ -18,7 +18,7 @@ FOLDER = "/etc/fairlead/keys"
 ROUTER, ADMIN = "router", "admin"
 # The flags of an engine whose API accepts the router's keys, and whose admin API the operator's.
 ROUTER_FLAGS = {"api_key_file": f"{FOLDER}/{ROUTER}"}
-ADMIN_FLAGS = {
+ADMIN_FLAGS: dict[str, str | int] = {
     "enable_admin": True,
     "admin_host": "0.0.0.0",  # noqa: S104
     "admin_port": labels.ADMIN_PORT,

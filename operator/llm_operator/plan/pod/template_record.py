@@ -37,7 +37,7 @@ class TemplateRecord:
 
     def annotations(self) -> dict[str, str]:
         """Return the record as annotations. Raises SpecError if it is too large for them."""
-        template = json.dumps(self.template, sort_keys=True, separators=(",", ":"))
+        template = text_of(self.template)
         annotations = {
             labels.SPEC_HASH_ANNOTATION: self.spec_hash,
             labels.POD_TEMPLATE_ANNOTATION: template,
@@ -50,6 +50,11 @@ class TemplateRecord:
             problem = f"the pod template takes {size} bytes as JSON; at most {MOST_BYTES} can be recorded"
             raise SpecError("spec", f"{problem}: move long values into a ConfigMap")
         return annotations
+
+
+def text_of(template: Manifest) -> str:
+    """Return a template as records have it."""
+    return json.dumps(template, sort_keys=True, separators=(",", ":"))
 
 
 def template_in_force(deployment: LLMDeployment, observed: Observed) -> TemplateRecord | None:
