@@ -26,8 +26,6 @@ VARIABLE = {
     "127.0.0.1:PORT": r"127\.0\.0\.1:\d+",
     "SECONDS s": r"\d+\.\d+ s\b",
     "ID": r"\b[0-9a-f]{32}\b",
-    # The logger's name is that of a module, which may move.
-    "MODULE:": r"\bengine_server\.[\w.]+:",
 }
 
 
