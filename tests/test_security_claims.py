@@ -24,7 +24,7 @@ def claims(page: str) -> Iterator[str]:
             continue
         for line, following in zip(lines, [*lines[1:], ""], strict=True):
             is_head_of_table = line.startswith("|--") or following.startswith("|--")
-            if line and not is_head_of_table:
+            if line and not line.startswith("### ") and not is_head_of_table:
                 yield line
 
 

@@ -1,4 +1,4 @@
-"""The passes over a model, in their order: see docs/model-passes.md.
+"""The passes over a model, in their order: see "Passes over a model" in docs/engine.md.
 
 Passes before the loading see transformers' model on the meta device and replace its modules. Then transformers reads
 the checkpoint into the replaced modules. The pass after the loading ties layers and completes their weights.

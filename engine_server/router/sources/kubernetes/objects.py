@@ -1,5 +1,7 @@
 """The subset of LLMDeployments that the router reads."""
 
+from datetime import datetime
+
 import msgspec
 
 from engine_server.contract.adapters import DeploymentAdapter
