@@ -115,9 +115,9 @@ async def test_slices_that_cannot_be_read_leave_the_demand_unknown(
     asked = Routers(BrokenSlices(), RouterService("default", "router"))  # type: ignore[arg-type]
 
     async with aiohttp.ClientSession() as session:
-        reports, is_complete = await asked.ask(session)
+        reports = await asked.ask(session)
 
-    assert (reports, is_complete) == ((), False)
+    assert (reports.reports, reports.is_complete) == ((), False)
     assert "cannot list the routers" in caplog.text
 
 
@@ -180,7 +180,7 @@ class TwoRouters:
         ports = [{"name": METRICS_PORT_NAME, "port": port}]
         pod = {"kind": "Pod", "name": f"router-{port}"}
         found = {"addresses": ["127.0.0.1"], "conditions": {"ready": is_ready}, "targetRef": pod}
-        return {"addressType": "IPv4", "ports": ports, "endpoints": [found]}
+        return {"metadata": {}, "addressType": "IPv4", "ports": ports, "endpoints": [found]}
 
     async def call(self, *_: Any, **__: Any) -> dict[str, Any]:
         return {"items": self.slices}
