@@ -115,9 +115,9 @@ async def test_slices_that_cannot_be_read_leave_the_demand_unknown(
     asked = Routers(BrokenSlices(), RouterService("default", "router"))  # type: ignore[arg-type]
 
     async with aiohttp.ClientSession() as session:
-        found = await asked.ask(session)
+        reports = await asked.ask(session)
 
-    assert (found.reports, found.is_complete) == ((), False)
+    assert (reports.reports, reports.is_complete) == ((), False)
     assert "cannot list the routers" in caplog.text
 
 
