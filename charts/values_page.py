@@ -76,7 +76,7 @@ def comment_above(lines: list[str], end: int) -> tuple[str, list[str]]:
 def comment_behind(lines: list[str], key: Any, node: Any) -> str:
     """Return the comment on the line of a key, behind its value if that is there."""
     end = node.end_mark if node.end_mark.line == key.start_mark.line else key.end_mark
-    behind = lines[key.start_mark.line][end.column :]
+    behind: str = lines[key.start_mark.line][end.column :]
     return behind.partition("#")[2].strip()
 
 
