@@ -39,6 +39,6 @@ async def test_others_are_scaled_when_one_decision_fails() -> None:
     report = DemandReport((demand(BAD, 1.7e308), demand(GOOD, 0.5)))
 
     for now in (1.0, 2.0):
-        await autoscaler.scale_all(Reports((report,), is_complete=True), now)
+        await autoscaler.scale_all(Reports((report,), is_complete=True, has_silent=False), now)
 
     assert cluster.replicas == {GOOD: 2}
