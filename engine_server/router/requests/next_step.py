@@ -137,7 +137,8 @@ def next_step(
                 return Fail(error=errors.interrupted(view.model), interrupts=True, verdict=verdict)
             attempts = replace(attempts, tried=attempts.tried[-1:], unfit=(), unanswered=0)
             if begun:
-                attempts = replace(attempts, held=None)  # each break has a longest wait of its own
+                # Each break has a longest wait of its own, and no refusal yet.
+                attempts = replace(attempts, held=None, refused=False)
             return Continue(attempts=attempts, verdict=verdict)
         case Outcome.UNREACHABLE:
             assert result.connect_error is not None

@@ -173,13 +173,13 @@ CASES = {
         result(Outcome.INTERRUPTED, stream=BEGUN),
         VIEW,
         Attempts(unanswered=2, unreachable=1, tried=(ONE, TWO), refused=True, budgeted=True, held=HELD),
-        Continue(attempts=after("interrupted", tried=(TWO,), unreachable=1, refused=True)),
+        Continue(attempts=after("interrupted", tried=(TWO,), unreachable=1)),
     ),
-    "a stream without an event keeps the end of its wait": (
+    "a stream without an event keeps the end of its wait, and the refusals": (
         result(Outcome.INTERRUPTED, stream=HEAD),
         VIEW,
-        Attempts(tried=(ONE, TWO), held=HELD),
-        Continue(attempts=after("interrupted", tried=(TWO,), held=HELD)),
+        Attempts(tried=(ONE, TWO), refused=True, held=HELD),
+        Continue(attempts=after("interrupted", tried=(TWO,), refused=True, held=HELD)),
     ),
     "a retry for the rest of a stream keeps the end of its wait": (
         result(Outcome.UNANSWERED, stream=BEGUN),
