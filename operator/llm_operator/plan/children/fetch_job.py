@@ -20,6 +20,7 @@ from llm_operator.observed import Manifest, fetch_key
 from llm_operator.plan.ownership import shared_child
 from llm_operator.plan.pod.overlay import PATH
 from llm_operator.plan.pod.pods import pod_template
+from llm_operator.plan.pod.profiles import profile_of
 from llm_operator.plan.pod.volumes import FETCHED, filling_source
 from llm_operator.settings import Settings
 
@@ -56,15 +57,18 @@ def fetch_job(deployment: LLMDeployment, cache: ModelCache, settings: Settings) 
     manifest = shared_child(deployment, fetch_key(cache.name), settings, spec=spec)
     manifest["metadata"]["annotations"] = {
         labels.FETCH_OWNER_ANNOTATION: deployment.metadata.uid,
-        labels.FETCH_SPEC_ANNOTATION: fetch_spec(deployment),
+        labels.FETCH_SPEC_ANNOTATION: fetch_spec(deployment, settings),
         labels.FETCH_HASH_ANNOTATION: digest(json.dumps(template, sort_keys=True).encode()),
     }
     return manifest
 
 
-def fetch_spec(deployment: LLMDeployment) -> str:
-    """Return the hash of all that a Job has of an LLMDeployment, whatever a release makes of it."""
-    return digest(f"{deployment.name} {spec_hash(confined(deployment).spec)}".encode())
+def fetch_spec(deployment: LLMDeployment, settings: Settings) -> str:
+    """Return the hash of all that a Job has of an LLMDeployment and its profile, whatever a release makes of it."""
+    given = f"{deployment.name} {spec_hash(confined(deployment).spec)}"
+    if profile := profile_of(deployment, settings):
+        given += json.dumps(profile, sort_keys=True)
+    return digest(given.encode())
 
 
 def fetch_template(deployment: LLMDeployment, cache: ModelCache, settings: Settings) -> dict[str, Any]:

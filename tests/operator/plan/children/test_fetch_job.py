@@ -45,6 +45,22 @@ def test_another_number_of_gpus_does_not_restart_a_download(planned: Any, manife
     assert changed.child("Job") == first.child("Job")
 
 
+def test_a_download_takes_a_profile_that_was_corrected(planned: Any, manifest: Any) -> None:
+    given = owned_by("a", manifest(model=CREATED, profile="mirrored"))
+
+    def settings(proxy: str) -> Settings:
+        env = [{"name": "HTTPS_PROXY", "value": proxy}]
+        profile = {"podTemplate": {"spec": {"initContainers": [{"name": "model", "env": env}]}}}
+        return Settings(engine_image="engine:1", profiles={"mirrored": profile})
+
+    first = planned(given, settings=settings("http://wrong"))
+    same = planned(given, Observed(children=after(first)), settings("http://wrong"))
+    corrected = planned(given, Observed(children=after(first)), settings("http://right"))
+
+    assert same.child("Job") == first.child("Job") and not same.goal.delete
+    assert [key.kind for key in corrected.goal.delete] == ["Job"]
+
+
 def test_an_upgrade_from_0_2_0_does_not_restart_a_download_and_a_later_change_does(
     planned: Any, manifest: Any
 ) -> None:
