@@ -8,9 +8,9 @@ from msgspec import Meta, inspect
 
 from engine_server.contract.api import API_VERSION, DEFAULT_NAMESPACE, KIND, Key
 from engine_server.contract.labels import ROLLED_AT_ANNOTATION
-from engine_server.contract.nesting import MOST_LEVELS, has_more_levels
 from engine_server.contract.served_names import NameClaim
 from llm_operator.api import rules, validation
+from llm_operator.api.bounds import check_form, check_size
 from llm_operator.api.schema import (
     LIST_KEYS,
     LIST_TYPE,
@@ -35,9 +35,6 @@ from llm_operator.api.sections.rollout import Rollout
 from llm_operator.api.sections.routing import Routing
 from llm_operator.api.sections.service_account import ServiceAccount
 
-# As JSON. The API server stores objects of 1.5 MB, and a plan holds its spec several times. Files, the largest part of
-# a spec, have to fit into a ConfigMap, which has at most 1 MiB. CEL can't measure an object.
-MOST_SPEC_BYTES = 1 << 20
 PROFILE_PATTERN = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 
 
@@ -173,8 +170,7 @@ def parse(manifest: object) -> LLMDeployment:
 
     Raises SpecError, which names the field, the problem and what is allowed.
     """
-    if has_more_levels(manifest, MOST_LEVELS):
-        raise SpecError("spec", f"objects and arrays are nested in more than {MOST_LEVELS} levels")
+    check_form(manifest)
     given = without_nulls(manifest)
     if isinstance(given, Mapping):
         check_size(given.get("spec"))
@@ -184,16 +180,6 @@ def parse(manifest: object) -> LLMDeployment:
         paths = [path for path, _ in fields_of(LLMDeployment)]
         raise SpecError(error.path, error.problem + validation.suggestion(error.name, paths)) from None
     return msgspec.convert(given, LLMDeployment)
-
-
-def check_size(spec: object) -> None:
-    """Raise SpecError for a spec that is larger than any that can be planned."""
-    try:
-        size = len(msgspec.json.encode(spec))
-    except TypeError as error:  # of YAML, which has more types
-        raise SpecError("spec", f"it is not JSON: {error}") from None
-    if size > MOST_SPEC_BYTES:
-        raise SpecError("spec", f"it has {size:,} bytes as JSON; at most {MOST_SPEC_BYTES:,} are allowed")
 
 
 def without_nulls(value: object) -> object:

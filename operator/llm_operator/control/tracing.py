@@ -23,6 +23,8 @@ class Watch:
     is_open: bool = False
     # The time at which the last change of `is_open` happened.
     since: float = field(default_factory=time.monotonic)
+    # The time of the last call, to list or to watch, or of its answer.
+    called_at: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
         age = metrics.WATCH_AGE.labels(self.resource.plural, self.namespace)
@@ -59,24 +61,36 @@ def counting() -> aiohttp.TraceConfig:
 
 
 def following(watches: Iterable[Watch]) -> aiohttp.TraceConfig:
-    """Return a trace of kopf's session that records when watches are opened and interrupted.
+    """Return a trace of kopf's session that records when watches are opened and interrupted, and its calls for them.
 
-    A watch is open from its answer on. kopf calls the same path again, to list or to watch, once it has ended.
+    A watch is open from its answer on. kopf calls the same path again, to list or to watch, once it has ended. Other
+    calls are those of its discovery, which finds the kinds to watch.
     """
     by_path = {watch.resource.path(watch.namespace): watch for watch in watches}
 
+    def note(url: URL) -> None:
+        watch = by_path.get(url.path)
+        for affected in (watch,) if watch else by_path.values():
+            affected.called_at = time.monotonic()
+
     async def called(_: object, __: SimpleNamespace, call: aiohttp.TraceRequestStartParams) -> None:
+        note(call.url)
         if watch := by_path.get(call.url.path):
             watch.interrupt()
 
     async def answered(_: object, __: SimpleNamespace, call: aiohttp.TraceRequestEndParams) -> None:
+        note(call.url)
         watch = by_path.get(call.url.path)
         if watch and "watch" in call.url.query and call.response.status == 200:
             watch.open()
 
+    async def failed(_: object, __: SimpleNamespace, call: aiohttp.TraceRequestExceptionParams) -> None:
+        note(call.url)
+
     trace = aiohttp.TraceConfig()
     trace.on_request_start.append(called)
     trace.on_request_end.append(answered)
+    trace.on_request_exception.append(failed)
     return trace
 
 

@@ -5,8 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 from llm_operator.api import rules
+from llm_operator.api.bounds import MOST_SPEC_BYTES, MOST_VALUES
 from llm_operator.api.schema import SpecError
-from llm_operator.api.spec import MOST_SPEC_BYTES, parse
+from llm_operator.api.spec import parse
 
 
 def test_parses_every_field(manifest: Any) -> None:
@@ -157,6 +158,35 @@ def test_a_spec_that_is_too_large_is_refused_with_both_sizes(manifest: Any) -> N
         SpecError, match=r"spec: it has 1,048,577 bytes as JSON; at most 1,048,576 are allowed"
     ):
         parse(manifest(**with_labels(MOST_SPEC_BYTES + 1)))
+
+
+def with_values(count: int, value: object) -> dict[str, Any]:
+    """Return a spec of so many values."""
+    # The model and its URI, the podTemplate, its spec and the list.
+    others = 5
+    return {
+        "model": {"uri": "hf://org/name"},
+        "podTemplate": {"spec": {"list": [value] * (count - others)}},
+    }
+
+
+def test_a_spec_of_too_many_values_is_refused_with_the_bound(manifest: Any) -> None:
+    assert parse(manifest(**with_values(MOST_VALUES, {})))
+
+    with pytest.raises(SpecError, match="spec: it has more than 10,000 values; at most so many are allowed"):
+        parse(manifest(**with_values(MOST_VALUES + 1, {})))
+
+
+class Unread(dict[str, Any]):
+    """An object that must not be read."""
+
+    def values(self) -> Any:
+        pytest.fail("it was read")
+
+
+def test_values_that_are_too_many_are_not_read(manifest: Any) -> None:
+    with pytest.raises(SpecError, match="values"):
+        parse(manifest(**with_values(2 * MOST_VALUES, Unread())))
 
 
 def test_files_of_the_largest_size_are_no_obstacle(manifest: Any) -> None:

@@ -12,7 +12,7 @@ from engine_server.contract.labels import LLMDEPLOYMENT_LABEL
 from llm_operator.control.cluster import REQUEST_SECONDS, Access, reload_credentials
 from llm_operator.control.queue import Priority, WorkQueue
 from llm_operator.control.resources import LLMDEPLOYMENTS, WATCHED, Resource
-from llm_operator.control.watching.relist import LLMDEPLOYMENTS_PAGE_SIZE, PAGE_SIZE
+from llm_operator.control.watching.pages import PAGE_SIZE, Pages
 from llm_operator.control.watching.shallow_response import ShallowResponse
 from llm_operator.control.watching.store import Ref, Store, version_of
 
@@ -28,11 +28,12 @@ def registry(
     store: Store,
     queue: WorkQueue,
     configuration: Access,
+    pages: Pages,
     trace_configs: Sequence[aiohttp.TraceConfig],
 ) -> kopf.OperatorRegistry:
     """Return the handlers that keep `store` up to date, and queue the LLMDeployments for which it changes."""
     handlers = kopf.OperatorRegistry()
-    kopf.on.login(registry=handlers)(login(configuration, trace_configs))
+    kopf.on.login(registry=handlers)(login(configuration, pages, trace_configs))
     watch: Callable[..., Any] = kopf.on.event
     for resource in WATCHED:
         watch(*resource, registry=handlers)(on_event(resource, store, queue))
@@ -40,7 +41,7 @@ def registry(
 
 
 def login(
-    configuration: Access, trace_configs: Sequence[aiohttp.TraceConfig]
+    configuration: Access, pages: Pages, trace_configs: Sequence[aiohttp.TraceConfig]
 ) -> Callable[..., Awaitable[kopf.AiohttpSession]]:
     logins = 0
 
@@ -64,7 +65,7 @@ def login(
             connector=aiohttp.TCPConnector(limit=0, ssl=access.as_ssl_context()),
             headers=access.as_http_headers(),
             response_class=ShallowResponse,
-            middlewares=[small_pages],
+            middlewares=[small_pages(pages)],
             trace_configs=list(trace_configs),
         )
         return kopf.AiohttpSession(server=configuration.host, aiohttp_session=session)
@@ -72,13 +73,26 @@ def login(
     return login
 
 
-async def small_pages(
-    request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
-) -> aiohttp.ClientResponse:
-    """Ask for pages of a size that suits LLMDeployments. kopf has one size for all kinds."""
-    if request.url.path.endswith(f"/{LLMDEPLOYMENTS.plural}") and "limit" in request.url.query:
-        request.url = request.url.update_query(limit=LLMDEPLOYMENTS_PAGE_SIZE)
-    return await handler(request)
+def small_pages(pages: Pages) -> aiohttp.ClientMiddlewareType:
+    """Return a middleware that gives the pages of LLMDeployments their size. kopf has one size for all kinds."""
+
+    async def ask(
+        request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        if not request.url.path.endswith(f"/{LLMDEPLOYMENTS.plural}") or "limit" not in request.url.query:
+            return await handler(request)
+        request.url = request.url.update_query(limit=pages.limit)
+        try:
+            response = await handler(request)
+            await response.read()
+        # The session's time is up.
+        except (TimeoutError, asyncio.CancelledError):
+            pages.timed_out()
+            raise
+        pages.answered()
+        return response
+
+    return ask
 
 
 def on_event(resource: Resource, store: Store, queue: WorkQueue) -> Handler:

@@ -5,7 +5,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,11 +14,12 @@ import kopf
 
 from llm_operator import metrics
 from llm_operator.control.api_errors import FAILURES, describe, is_missing, outage_seconds
-from llm_operator.control.cluster import Access, Cluster
+from llm_operator.control.cluster import REQUEST_SECONDS, Access, Cluster
 from llm_operator.control.queue import Priority, WorkQueue
 from llm_operator.control.resources import LLMDEPLOYMENTS, PODS, WATCHED, Resource
 from llm_operator.control.tracing import Watch, counting, following
 from llm_operator.control.watching import handlers
+from llm_operator.control.watching.pages import Pages
 from llm_operator.control.watching.relist import Relist
 from llm_operator.control.watching.store import Store
 from llm_operator.settings import Settings
@@ -31,8 +32,9 @@ PODS_EVERY = 5
 RETRY_SECONDS = 2
 # A namespace that cannot be read is asked for again at this interval.
 MISSING_SECONDS = 10
-# kopf opens watches within a second. A kind that discovery has missed is never watched, until kopf starts again.
-CONFIRM_SECONDS = 10
+# A kind that discovery has missed is never listed and watched, until kopf starts again. A call about one that it knows
+# ends within REQUEST_SECONDS, and is made again a second later.
+CONFIRM_SECONDS = REQUEST_SECONDS + 5
 DEAD_SECONDS = 60
 
 logger = logging.getLogger(__name__)
@@ -55,8 +57,10 @@ class Informer:
     is_missing: bool = False
     listed_at: float = field(default_factory=time.monotonic)
     watches: Sequence[Watch] = field(init=False)
+    pages: Pages = field(init=False)
 
     def __post_init__(self) -> None:
+        self.pages = Pages(self.store)
         self.watches = [Watch(resource, self.namespace) for resource in WATCHED]
         metrics.NAMESPACE_MISSING.labels(self.namespace).set(0)
 
@@ -114,10 +118,10 @@ class Informer:
             task.result()
 
     async def watch(self, stop: asyncio.Event) -> None:
-        """Watch with kopf until `stop` is set, kopf gives up, or a watch does not open."""
+        """Watch with kopf until `stop` is set, kopf gives up, or it makes no call to open a watch."""
         traces = (counting(), following(self.watches))
         tasks = await kopf.spawn_tasks(
-            registry=handlers.registry(self.store, self.queue, self.configuration, traces),
+            registry=handlers.registry(self.store, self.queue, self.configuration, self.pages, traces),
             settings=handlers.settings(self.settings.watch_silence_seconds),
             clusterwide=not self.namespace,
             namespaces=[self.namespace] if self.namespace else [],
@@ -127,16 +131,31 @@ class Informer:
         # kopf has set its own handlers.
         on_signals(stop.set)
         try:
-            await asyncio.wait(tasks, timeout=CONFIRM_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-            if closed := [watch.resource.plural for watch in self.watches if not watch.is_open]:
+            if forgotten := await self.forgotten(tasks):
                 if not stop.is_set():
                     logger.warning(
-                        "watches of %s are started again: %s are not watched", self, ", ".join(closed)
+                        "watches of %s are started again: %s are not watched", self, ", ".join(forgotten)
                     )
                 return
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await cancel(*tasks)
+
+    async def forgotten(self, tasks: Collection[asyncio.Task[None]]) -> list[str]:
+        """Wait until all watches are open or kopf ends; return the kinds that it does not even list before that.
+
+        Each page of a list that is asked for counts: a slow API server is waited for.
+        """
+        started_at = time.monotonic()
+        while closed := [watch for watch in self.watches if not watch.is_open]:
+            calm_since = max(started_at, min(watch.called_at for watch in closed))
+            patience = calm_since + CONFIRM_SECONDS - time.monotonic()
+            if patience <= 0:
+                return [watch.resource.plural for watch in closed if watch.called_at <= calm_since]
+            ended, _ = await asyncio.wait(tasks, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            if ended:
+                break
+        return []
 
     async def keep_relisting(self) -> None:
         """Relist at intervals, or when told so; return if a watch has to be opened anew.
@@ -167,7 +186,7 @@ class Informer:
 
     async def relist(self, resources: Sequence[Resource]) -> None:
         """List kinds, and queue what has changed without a watch's report. Raises `api_errors.FAILURES`."""
-        lister = Relist(self.cluster, self.store, self.namespace)
+        lister = Relist(self.cluster, self.store, self.namespace, self.pages)
         for resource in resources:
             async for affected in lister.run(resource):
                 for key in affected:

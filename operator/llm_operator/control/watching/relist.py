@@ -1,7 +1,7 @@
 """Lists that bring the store up to date, and make up for what a watch has lost."""
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -11,12 +11,9 @@ from engine_server.contract.labels import LLMDEPLOYMENT_LABEL
 from engine_server.contract.nesting import decode_shallow
 from llm_operator.control.cluster import Cluster
 from llm_operator.control.resources import LLMDEPLOYMENTS, Resource
+from llm_operator.control.watching.pages import PAGE_SIZE, Pages
 from llm_operator.control.watching.store import Ref, Store
 from llm_operator.observed import Manifest
-
-PAGE_SIZE = 250
-# An LLMDeployment has up to 1.5 MB, and five times as much once it is decoded; a page is in memory as a whole.
-LLMDEPLOYMENTS_PAGE_SIZE = 25
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +53,7 @@ class Relist:
     cluster: Cluster
     store: Store
     namespace: str
+    llmdeployment_pages: Pages
 
     async def run(self, resource: Resource) -> AsyncIterator[frozenset[Key]]:
         """List one kind; yield the LLMDeployments that each change affects. Raises `api_errors.FAILURES`.
@@ -86,18 +84,28 @@ class Relist:
             return frozenset()
 
     async def pages(self, resource: Resource) -> AsyncIterator[ListPage]:
-        query = {"limit": str(page_size(resource))}
+        query = {}
         if resource != LLMDEPLOYMENTS:
             query["labelSelector"] = LLMDEPLOYMENT_LABEL
         while True:
-            text = await self.cluster.request("GET", resource.path(self.namespace), query=query)
+            text = await self.text(resource, query)
             page = decode_shallow(PAGE.decode, text)
             yield page
             if not page.metadata.next_page:
                 return
             query["continue"] = page.metadata.next_page
 
-
-def page_size(resource: Resource) -> int:
-    """Return the number of objects that are listed at once."""
-    return LLMDEPLOYMENTS_PAGE_SIZE if resource == LLMDEPLOYMENTS else PAGE_SIZE
+    async def text(self, resource: Resource, query: Mapping[str, str]) -> bytes:
+        """Return the next page. Of large LLMDeployments a smaller one is asked for if it does not come in time."""
+        path, pages = resource.path(self.namespace), self.llmdeployment_pages
+        if resource != LLMDEPLOYMENTS:
+            return await self.cluster.request("GET", path, query={**query, "limit": str(PAGE_SIZE)})
+        while True:
+            try:
+                text = await self.cluster.request("GET", path, query={**query, "limit": str(pages.limit)})
+            except TimeoutError:
+                if not pages.timed_out():
+                    raise
+            else:
+                pages.answered()
+                return text

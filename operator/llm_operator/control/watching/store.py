@@ -121,6 +121,10 @@ class Store:
         """Return the known objects of a kind, in a namespace or in the whole cluster."""
         return [ref for ref in self.entries if ref.resource == resource and namespace in ("", ref.namespace)]
 
+    def largest(self, resource: Resource) -> int:
+        """Return the bytes of the largest object of a kind, 0 if there is none."""
+        return max((len(self.entries[ref].body) for ref in self.refs(resource)), default=0)
+
     def _objects(self, resource: Resource, key: Key) -> tuple[Manifest, ...]:
         return tuple(decoded(self.entries[ref]) for ref in self._refs(key) if ref.resource == resource)
 

@@ -10,6 +10,7 @@ from llm_operator.control.queue import Priority, WorkQueue
 from llm_operator.control.resources import CHILDREN, LLMDEPLOYMENTS
 from llm_operator.control.watching import handlers
 from llm_operator.control.watching.handlers import on_event
+from llm_operator.control.watching.pages import Pages
 from llm_operator.control.watching.store import Ref, Store
 
 from engine_server.contract.api import Key
@@ -58,7 +59,7 @@ async def test_credentials_are_read_again_when_kopf_asks_for_them_again(
     kubeconfig.write_text(yaml.safe_dump(config))
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
     token.write_text("first")
-    log_in = handlers.login(await load_configuration(), ())
+    log_in = handlers.login(await load_configuration(), Pages(Store()), ())
 
     sent = []
     for content in ("first", "second"):

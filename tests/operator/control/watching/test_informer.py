@@ -1,5 +1,6 @@
 """Namespaces that are missing, and the reasons for which an operator is unhealthy."""
 
+import asyncio
 import time
 from typing import Any
 
@@ -88,3 +89,43 @@ def test_a_missing_namespace_is_no_problem(informer: Informer) -> None:
     informer.is_missing = True
 
     assert list(informer.problems()) == []
+
+
+async def test_kopf_is_waited_for_while_it_lists_or_watches_each_kind(
+    informer: Informer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(informers, "CONFIRM_SECONDS", 0)
+    watch = informer.watches[0]
+    watch.interrupt()
+    # It waits for an answer to its last call.
+    watch.called_at = time.monotonic() + 3600
+    kopf_ends = asyncio.Event()
+    kopf = asyncio.create_task(kopf_ends.wait())
+
+    forgotten = asyncio.create_task(informer.forgotten([kopf]))
+    kopf_ends.set()
+
+    assert await forgotten == []
+
+
+async def test_a_kind_that_kopf_does_not_list_is_forgotten(
+    informer: Informer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(informers, "CONFIRM_SECONDS", 0)
+    missed, slow = informer.watches[:2]
+    for watch in (missed, slow):
+        watch.interrupt()
+    slow.called_at = time.monotonic() + 3600
+    kopf = asyncio.create_task(asyncio.Event().wait())
+
+    assert await informer.forgotten([kopf]) == [missed.resource.plural]
+
+    kopf.cancel()
+
+
+async def test_open_watches_are_not_forgotten_however_long_they_are_silent(
+    informer: Informer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(informers, "CONFIRM_SECONDS", 0)
+
+    assert await informer.forgotten([]) == []

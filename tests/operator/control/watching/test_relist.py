@@ -10,12 +10,14 @@ import pytest
 from aiohttp import web
 from fault_proxy import FaultProxy, status
 from kubernetes.aio.client import ApiClient
+from llm_operator.control import cluster as clusters
 from llm_operator.control.cluster import Cluster, load_configuration
 from llm_operator.control.queue import Priority, WorkQueue
-from llm_operator.control.resources import CHILDREN, PODS, WATCHED
+from llm_operator.control.resources import CHILDREN, LLMDEPLOYMENTS, PODS, WATCHED
+from llm_operator.control.watching import handlers, pages, relist
 from llm_operator.control.watching import informer as informers
-from llm_operator.control.watching import relist
 from llm_operator.control.watching.informer import Informer
+from llm_operator.control.watching.pages import Pages
 from llm_operator.control.watching.relist import Relist
 from llm_operator.control.watching.store import Ref, Store
 from llm_operator.settings import Settings
@@ -49,7 +51,7 @@ def store(world: Any, monkeypatch: pytest.MonkeyPatch) -> Store:
 
 async def listed(world: Any, cluster: Cluster, store: Store) -> set[Key]:
     """List the children; return the LLMDeployments that are affected."""
-    found = Relist(cluster, store, world.namespace).run(CONFIG_MAPS)
+    found = Relist(cluster, store, world.namespace, Pages(store)).run(CONFIG_MAPS)
     return {key async for affected in found for key in affected}
 
 
@@ -140,9 +142,8 @@ async def test_what_a_relist_finds_waits_for_events_and_edits(
 
 
 async def test_llmdeployments_are_listed_in_small_pages_and_others_in_large_ones(
-    world: Any, proxied: tuple[FaultProxy, Informer], monkeypatch: pytest.MonkeyPatch
+    world: Any, proxied: tuple[FaultProxy, Informer]
 ) -> None:
-    monkeypatch.setattr(informers, "CONFIRM_SECONDS", 1)
     proxy, informer = proxied
     limits: dict[str, list[str]] = defaultdict(list)
 
@@ -160,3 +161,103 @@ async def test_llmdeployments_are_listed_in_small_pages_and_others_in_large_ones
 
     assert set(limits.pop("llmdeployments")) == {"25"}
     assert {limit for given in limits.values() for limit in given} == {"250"}
+
+
+async def test_the_largest_known_llmdeployment_bounds_the_pages_of_kopf_and_of_relists(
+    world: Any, manifest: Any, proxied: tuple[FaultProxy, Informer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "PAGE_BYTES", 10_000)
+    proxy, informer = proxied
+    names = [f"sized-{number}" for number in range(3)]
+    world.apply(*(manifest(name) for name in names))
+    large = manifest(names[0], podTemplate={"metadata": {"annotations": {"a": "x" * 6_000}}})
+    world.apply(large)
+    queries: list[dict[str, str]] = []
+
+    async def record(request: web.Request) -> None:
+        if request.path.endswith("/llmdeployments") and "limit" in request.query:
+            queries.append(dict(request.query))
+
+    proxy.fault = record
+    stop = asyncio.Event()
+    running = asyncio.create_task(informer.run(stop))
+    await until_async(lambda: all(watch.is_open for watch in informer.watches))
+    stop.set()
+    await running
+    world.delete_all("llmd", world.namespace)
+
+    # Nothing is known before the first page.
+    assert queries[0]["limit"] == "25"
+    # kopf and further relists have a page for each.
+    assert {query["limit"] for query in queries[1:]} == {"1"}
+    assert sum("continue" in query for query in queries[1:]) >= 2
+
+
+async def test_a_page_that_does_not_come_in_time_is_asked_for_again_with_fewer_llmdeployments(
+    world: Any, manifest: Any, proxied: tuple[FaultProxy, Informer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clusters, "REQUEST_SECONDS", 2)
+    proxy, informer = proxied
+    informer.pages.most = 4
+    names = {f"slow-{number}" for number in range(3)}
+    world.apply(*map(manifest, names))
+
+    async def slow_for_large_pages(request: web.Request) -> None:
+        if int(request.query.get("limit", 0)) in range(2, 100):
+            await asyncio.Event().wait()
+
+    proxy.fault = slow_for_large_pages
+    relisting = asyncio.create_task(informer.keep_relisting())
+
+    def listed_names() -> set[str]:
+        return {ref.name for ref in informer.store.refs(LLMDEPLOYMENTS)}
+
+    await until_async(lambda: listed_names() == names)
+    relisting.cancel()
+    world.delete_all("llmd", world.namespace)
+
+
+async def test_kopf_asks_for_fewer_llmdeployments_after_a_page_that_did_not_come_in_time(
+    world: Any, manifest: Any, proxied: tuple[FaultProxy, Informer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handlers, "REQUEST_SECONDS", 2)
+    monkeypatch.setattr(handlers, "RETRY_SECONDS", 0.01)
+    proxy, informer = proxied
+    informer.pages.most = 4
+    stop = asyncio.Event()
+
+    async def slow_for_large_pages(request: web.Request) -> None:
+        is_list = request.path.endswith("/llmdeployments") and "limit" in request.query
+        if is_list and int(request.query["limit"]) > 1:
+            await asyncio.Event().wait()
+
+    proxy.fault = slow_for_large_pages
+    watching = asyncio.create_task(informer.watch(stop))
+
+    await until_async(lambda: all(watch.is_open for watch in informer.watches))
+    stop.set()
+    await watching
+
+
+async def test_each_page_that_kopf_lists_counts_as_progress(
+    world: Any, store: Store, proxied: tuple[FaultProxy, Informer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handlers, "PAGE_SIZE", 2)
+    proxy, informer = proxied
+    (watch,) = (watch for watch in informer.watches if watch.resource == CONFIG_MAPS)
+    called_at = [watch.called_at]
+
+    async def record(request: web.Request) -> None:
+        if request.path == CONFIG_MAPS.path(world.namespace) and "limit" in request.query:
+            called_at.append(watch.called_at)
+
+    proxy.fault = record
+    stop = asyncio.Event()
+    watching = asyncio.create_task(informer.watch(stop))
+    await until_async(lambda: all(watch.is_open for watch in informer.watches))
+    stop.set()
+    await watching
+
+    # Before the list, and of three pages.
+    assert len(called_at) == 4
+    assert called_at == sorted(set(called_at))
