@@ -13,7 +13,6 @@ REQUESTS: dict[str, dict[str, object]] = {
     "/v1/completions": {"prompt": TEXT, "max_tokens": 8},
     "/v1/embeddings": {"input": TEXT},
     "/classify": {"input": TEXT},
-    "/score": {"text_1": TEXT, "text_2": TEXT},
 }
 
 

