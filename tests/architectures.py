@@ -147,7 +147,7 @@ ARCHITECTURES = [
         {"attention_chunk_size": WINDOW, "head_dim": 8, "no_rope_layers": [1, 0],
          "floor_scale": 12, "attn_scale": 0.5, "intermediate_size_mlp": 48, "num_local_experts": 4,
          "interleave_moe_layer_step": 2},
-        ("linear", "topk", "RoutedExperts"),
+        (*ROUTER, "sigmoid", "to", "ones_like", "div", "floor", "log1p"),
     ),
     Architecture("gpt2", "GPT2LMHeadModel", "learned positions"),
     Architecture("gpt-neox", "GPTNeoXForCausalLM", "rope over a part of each head, parallel"),

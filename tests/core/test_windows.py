@@ -1,11 +1,18 @@
-"""Models with and without sliding windows by layer: greedy output in float32 equals transformers' own."""
+"""Models with and without sliding windows or chunks by layer: greedy output in float32 equals transformers' own."""
 
 from pathlib import Path
 
 import pytest
 import torch
 from tiers import tiered
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from engine_server import EngineArgs, LLMEngine
 from engine_server.modeling.memory.cache_layout import LayerShape, lay_out
@@ -21,18 +28,35 @@ PROMPTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Save a model of three layers, the first and the last with a window of 20 tokens."""
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("mixed")
+SIZES = {
+    "vocab_size": 128, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.5, "eos_token_id": 1,
+    "bos_token_id": 0, "head_dim": 8,
+}  # fmt: skip
+
+
+def with_windows() -> PreTrainedModel:
     config = Qwen2Config(
-        vocab_size=128, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.5, eos_token_id=1, bos_token_id=0,
-        use_sliding_window=True, sliding_window=WINDOW,
+        **SIZES, use_sliding_window=True, sliding_window=WINDOW,
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
     )  # fmt: skip
-    Qwen2ForCausalLM(config).save_pretrained(folder)
+    return Qwen2ForCausalLM(config)
+
+
+def with_chunks() -> PreTrainedModel:
+    config = Llama4TextConfig(
+        **SIZES, attention_chunk_size=WINDOW, no_rope_layers=[1, 0, 1], moe_layers=[], intermediate_size_mlp=64,
+        floor_scale=30, attn_scale=0.5, pad_token_id=0,
+    )  # fmt: skip
+    return Llama4ForCausalLM(config)
+
+
+@pytest.fixture(scope="module", params=[with_windows, with_chunks])
+def mixed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Save a model of three layers, the first and the last with a window, or chunks, of 20 tokens."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("mixed")
+    request.param().save_pretrained(folder)
     return folder
 
 

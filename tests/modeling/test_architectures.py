@@ -148,7 +148,18 @@ def test_greedy_output_equals_that_of_transformers(
             "ignores position_ids",
         ),
         ("MptForCausalLM", {"d_model": 32}, "can't take one flat batch without a mask"),
-        ("GPTNeoForCausalLM", {"attention_types": [[["global"], 2]]}, "its attention can't be replaced"),
+        (
+            "GitForCausalLM",
+            {
+                "vision_config": {
+                    "hidden_size": 8,
+                    "num_attention_heads": 1,
+                    "num_hidden_layers": 1,
+                    "image_size": 16,
+                }
+            },
+            "its attention can't be replaced",
+        ),
     ],
 )
 def test_model_that_would_be_computed_wrongly_is_refused(

@@ -28,7 +28,8 @@ class Llama4TextAttention(modeling_llama4.Llama4TextAttention):
             for project in projections
         )
         if self.use_rope:
-            query, key = apply_rotary_pos_emb(pairs_apart(query), pairs_apart(key), *position_embeddings)  # type: ignore[no-untyped-call]
+            cos, sin = position_embeddings
+            query, key = apply_rotary_pos_emb(pairs_apart(query), pairs_apart(key), cos, sin)  # type: ignore[no-untyped-call]
         if hasattr(self, "qk_norm"):
             query, key = self.qk_norm(query), self.qk_norm(key)
         if self.attn_temperature_tuning and not self.use_rope:
@@ -59,7 +60,8 @@ class Llama4TextRotaryEmbedding(modeling_llama4.Llama4TextRotaryEmbedding):
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and sines, [1, T, dim]."""
         angles = super().forward(x, position_ids)
-        return tuple(torch.cat([part, part], -1).to(x.dtype) for part in (angles.real, angles.imag))
+        cos, sin = angles.real.to(x.dtype), angles.imag.to(x.dtype)
+        return torch.cat([cos, cos], -1), torch.cat([sin, sin], -1)
 
 
 class Llama4TextDecoderLayer(modeling_llama4.Llama4TextDecoderLayer):

@@ -8,7 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.models.bloom import modeling_bloom
+from transformers.models.codegen import modeling_codegen
 from transformers.models.falcon import modeling_falcon
+from transformers.models.gpt_neo import modeling_gpt_neo
 from transformers.models.gptj import modeling_gptj
 from transformers.models.mpnet import modeling_mpnet
 
@@ -79,6 +81,47 @@ class GPTJAttention(modeling_gptj.GPTJAttention):
         return self.out_proj(output.flatten(2)), None
 
 
+class CodeGenAttention(modeling_codegen.CodeGenAttention):
+    """CodeGen (Nijkamp et al., ICLR '23): GPT-J's rope, and one projection in four parts."""
+
+    def forward(  # type: ignore[override]
+        self, hidden_states: Tensor, attention_mask: Tensor | None, position_ids: Tensor, **_: Any
+    ) -> tuple[Tensor, None]:
+        def turn(tensor: Tensor) -> Tensor:
+            turned = modeling_codegen.apply_rotary_pos_emb(tensor[..., :width], sin, cos)
+            return torch.cat([turned, tensor[..., width:]], -1)
+
+        parts = self.qkv_proj(hidden_states).unflatten(-1, (4, 3, -1, self.head_dim))
+        query, value, key = (parts[..., one, :, :].flatten(2, 3) for one in range(3))
+        width = self.rotary_dim or self.head_dim
+        sin, cos = F.embedding(position_ids, self.embed_positions).to(query.dtype).chunk(2, -1)
+        query, key, value = (tensor.transpose(1, 2) for tensor in (turn(query), turn(key), value))
+        output, _weights = paged_attention(self, query, key, value, attention_mask, self.head_dim**-0.5)
+        return self.out_proj(output.flatten(2)), None
+
+
+class GPTNeoSelfAttention(modeling_gpt_neo.GPTNeoSelfAttention):
+    """GPT-Neo (Black et al., 2021): scores without a scale, and windows in some layers."""
+
+    @property
+    def layer_idx(self) -> int:
+        layer: int = self.layer_id
+        return layer
+
+    def forward(  # type: ignore[override]
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, **_: Any
+    ) -> tuple[Tensor, None]:
+        query, key, value = (
+            project(hidden_states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        window = self.config.window_size if self.attention_type == "local" else None
+        output, _weights = paged_attention(
+            self, query, key, value, attention_mask, 1.0, sliding_window=window
+        )
+        return self.out_proj(output.flatten(2)), None
+
+
 class MPNetAttention(modeling_mpnet.MPNetSelfAttention):
     """MPNet (Song et al., NeurIPS '20), whose layers share a bias by distance, as T5's do."""
 
@@ -109,6 +152,8 @@ class MPNetEncoder(modeling_mpnet.MPNetEncoder):
 OURS: dict[type[nn.Module], type[nn.Module]] = {
     modeling_bloom.BloomAttention: BloomAttention,
     modeling_falcon.FalconAttention: FalconAttention,
+    modeling_codegen.CodeGenAttention: CodeGenAttention,
+    modeling_gpt_neo.GPTNeoSelfAttention: GPTNeoSelfAttention,
     modeling_gptj.GPTJAttention: GPTJAttention,
     modeling_mpnet.MPNetSelfAttention: MPNetAttention,
     modeling_mpnet.MPNetEncoder: MPNetEncoder,

@@ -7,7 +7,7 @@ from engine_server.modeling.layers.weight_layer import change_class, original_cl
 from engine_server.modeling.loading.report import PassReport, Tally
 
 # Model types for which attention/model_attention.py and attention/llama4.py have modules.
-OWN_ATTENTION = ("bloom", "falcon", "gptj", "llama4_text", "mpnet")
+OWN_ATTENTION = ("bloom", "codegen", "falcon", "gpt_neo", "gptj", "llama4_text", "mpnet")
 
 
 def implementation_for(config: PreTrainedConfig) -> str:
