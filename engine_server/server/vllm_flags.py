@@ -58,7 +58,7 @@ def flag(name: str) -> str:
 
 
 def _field(name: str, kind: type) -> tuple[str, Any, Any]:
-    options = {"type": json_object} if kind is dict else {}
+    options: dict[str, Any] = {"type": json_object} if kind is dict else {}
     return name, kind | None, argument(None, argparse.SUPPRESS, **options)
 
 
