@@ -102,7 +102,8 @@ async def tokenize(
     except ApiError as error:
         error.param = source.field
         raise
-    return [finish_prompt(prompt, source) for prompt in tokenized]
+    # The end of a cut prompt's text says how the answer begins, as within its reasoning.
+    return await decode_prompts(engine, [finish_prompt(prompt, source) for prompt in tokenized])
 
 
 def finish_prompt(prompt: TokensPrompt, source: PromptSource) -> TokensPrompt:

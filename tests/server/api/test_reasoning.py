@@ -140,6 +140,14 @@ def test_budget_of_an_answer_counts_only_reasoning_that_is_open(
     assert budget_of(reasoning_server) == (5, reasoning_server.tokens("</think>"), False)
 
 
+def test_budget_limits_the_reasoning_that_a_cut_prompt_ends_within(reasoning_server: LocalServer) -> None:
+    cut = {"thinking_token_budget": 5, "truncate_prompt_tokens": 12}
+    answer = limited(reasoning_server, PATH, {"max_tokens": 3, **cut})
+    assert answer.status == 200, answer.body
+    assert len(reasoning_server.core.requests[-1].prompt_token_ids) == 12
+    assert budget_of(reasoning_server) == (5, reasoning_server.tokens("</think>"), True)
+
+
 @pytest.mark.parametrize("path", [PATH, "/v1/messages", "/v1/responses"])
 def test_budget_of_a_model_without_known_reasoning_is_refused(scripted: LocalServer, path: str) -> None:
     fields = {"thinking_token_budget": 5} | ({"max_tokens": 3} if path == "/v1/messages" else {})
