@@ -12,7 +12,7 @@ from engine_server.contract.reasons import Reason, needs_person
 from llm_operator.api.status import FailedStart
 from llm_operator.observed import Manifest, Observed, Problem, StartReport
 from llm_operator.status.problems import condition, is_running, phase, problems
-from llm_operator.status.rollout import failing_pods, is_rolled_out
+from llm_operator.status.rollout import failing_pods, is_rolled_out, with_surge_remedy
 
 # A Degraded message has at most so many problems.
 MOST_PROBLEMS = 3
@@ -68,7 +68,8 @@ class Evidence:
         are_replaced = counts.ready_replicas >= wanted
         pods = [pod for pod in observed.pods if not (are_replaced and phase(pod) == "Failed")]
         pod_spec = workload.get("spec", {}).get("template", {}).get("spec", {})
-        found = (observed.refusal, *problems(pods, pod_spec), blockage(workload))
+        of_pods = [with_surge_remedy(problem, workload, wanted) for problem in problems(pods, pod_spec)]
+        found = (observed.refusal, *of_pods, blockage(workload))
         known = [problem for problem in found if problem]
         failures = problems(failing_pods(pods, observed.replica_sets), pod_spec)
         return cls(

@@ -5,7 +5,7 @@ from typing import Any
 
 from engine_server.contract.labels import POD_TEMPLATE_ANNOTATION
 from engine_server.contract.reasons import Reason
-from llm_operator.observed import Manifest, has_replicas, revision
+from llm_operator.observed import Manifest, Problem, has_replicas, revision
 from llm_operator.status.problems import condition, statuses
 
 # Reasons for which a container waits after repeated failures.
@@ -64,3 +64,23 @@ def has_container_failed(container: Mapping[str, Any]) -> bool:
     waiting = container.get("state", {}).get("waiting", {})
     is_restarted = not container.get("ready") and container.get("restartCount", 0) >= RESTARTS
     return is_restarted or waiting.get("reason") in GIVEN_UP
+
+
+def with_surge_remedy(problem: Problem, workload: Manifest, wanted: int) -> Problem:
+    """Return the problem of a pod for which no GPU is free, with the remedy if former replicas keep the GPUs.
+
+    Replicas beyond the wanted number are those of a surge: without a spare GPU it waits until its deadline.
+    """
+    if problem.reason != Reason.UNSCHEDULABLE or workload.get("status", {}).get("replicas", 0) <= wanted:
+        return problem
+    if not any(f"too little free {resource}" in problem.message for resource in extended_resources(workload)):
+        return problem
+    remedy = "rollout.strategy: inPlace ends a replica before its successor starts, and needs no spare GPU"
+    return Problem(problem.reason, f"{problem.message}; {remedy}")
+
+
+def extended_resources(workload: Manifest) -> set[str]:
+    """Return the names of the devices that the pods of a Deployment ask for, such as nvidia.com/gpu."""
+    containers = workload.get("spec", {}).get("template", {}).get("spec", {}).get("containers", ())
+    limits = [container.get("resources", {}).get("limits", {}) for container in containers]
+    return {name for given in limits for name in given if "/" in name}

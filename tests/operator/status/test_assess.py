@@ -365,3 +365,30 @@ def test_an_invalid_spec_is_assessed_by_the_replicas_that_are_in_force() -> None
     assert outcome(status, "Ready") == ("True", "ReplicasReady")
     assert outcome(status, "Degraded") == ("True", "InvalidSpec")
     assert status.conditions[0].message == "2 of 2 replicas answer"
+
+
+def without_gpu() -> dict[str, Any]:
+    """Return a pod for which no GPU is free."""
+    message = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu. preemption: 0/1 nodes are available."
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    return pod(phase="Pending", conditions=[condition])
+
+
+def gpu_workload(replicas: int, ready: int, updated: int) -> dict[str, Any]:
+    container = {"name": "engine", "resources": {"limits": {"nvidia.com/gpu": "1", "memory": "1Gi"}}}
+    spec = {"template": {"spec": {"containers": [container]}}}
+    return {**workload(replicas, ready, updated), "spec": spec}
+
+
+def test_a_surge_without_a_free_gpu_names_the_strategy_that_needs_none() -> None:
+    degraded = find(assessed(1, gpu_workload(2, ready=1, updated=1), without_gpu()), "Degraded")
+
+    assert degraded is not None and degraded.reason == "Unschedulable"
+    assert "too little free nvidia.com/gpu; rollout.strategy: inPlace" in degraded.message
+
+
+def test_a_first_start_without_a_free_gpu_names_no_strategy() -> None:
+    degraded = find(assessed(1, gpu_workload(1, ready=0, updated=1), without_gpu()), "Degraded")
+
+    assert degraded is not None and degraded.reason == "Unschedulable"
+    assert "inPlace" not in degraded.message
