@@ -31,7 +31,7 @@ SCHEDULER_SETTINGS = (
     "max_num_partial_prefills", "long_prefill_token_threshold",
 )  # fmt: skip
 # The KV cache's part of `memory_bytes`.
-KV_CACHE = "KV cache"
+KV_CACHE = "kv_cache"
 
 
 def routes(host: EngineHost) -> APIRouter:
