@@ -14,10 +14,10 @@ from transformers import PreTrainedModel
 from engine_server import EngineArgs, LLMEngine, LoRARequest, PromptAdapterRequest, SamplingParams
 
 NEW_TOKENS = 6
-# The architectures with experts whose adapters are compared with PEFT. Those of Llama 4 are not equal yet.
-MIXTURES = [one for one in ARCHITECTURES if "mixture of experts" in one.special and one.name != "llama 4"]
-# Those whose routers are modules with a weight. Gemma 4's contains a linear layer.
-ROUTED = [one for one in MIXTURES if one.model != "Gemma4ForCausalLM"]
+# The architectures with experts whose adapters are compared with PEFT.
+MIXTURES = [one for one in ARCHITECTURES if "mixture of experts" in one.special]
+# Those whose routers are modules with a weight. Gemma 4's contains a linear layer, Llama 4's is one with two results.
+ROUTED = [one for one in MIXTURES if one.model not in ("Gemma4ForCausalLM", "Llama4ForCausalLM")]
 EXPERTS_PROMPTS = [[3, 4, 5], [7, 8, 9] * 5, list(range(20, 57))]
 GATE_UP, DOWN = "experts.gate_up_proj", "experts.down_proj"
 # PEFT's settings of adapters of experts.

@@ -48,8 +48,10 @@ class AdaptedExperts:
     """The part of adapters that changes one weight of all experts of a layer."""
 
     names: list[str]
-    # Of each expert.
+    # Of each expert: inputs and outputs, as PEFT sees them.
     shape: tuple[int, int]
+    # PEFT takes inputs for outputs.
+    swapped: bool
     cut: Cut | None
     # Makes the experts read a new table, and returns that.
     adapt: Callable[[], LowRankTable]
@@ -58,7 +60,10 @@ class AdaptedExperts:
 
     def put(self, slot: int, pairs: Mapping[str, LowRankPair]) -> None:
         """Set the updates in a slot; for an expert without a pair there is none."""
-        own = [own_part(pairs.get(name), self.cut) for name in self.names]
+        given = [pairs.get(name) for name in self.names]
+        if self.swapped:
+            given = [pair and LowRankPair(pair.b, pair.a) for pair in given]
+        own = [own_part(pair, self.cut) for pair in given]
         if self.table is None and any(own):
             self.table = self.adapt()
         if self.table is not None:
@@ -201,8 +206,10 @@ class AdaptedModel:
         experts.step_slots, experts.add_low_rank = self.slots, self._add
         for weight in WEIGHTS:
             names = [f"{name}.{weight}.{number}" for number in range(experts.num_experts)]
-            shape, cut = experts.whole_shapes[weight], experts.cut_of_expert(weight)
-            layer = AdaptedExperts(names, shape, cut, partial(self._adapt_experts, experts, weight))
+            (inputs, outputs), cut = experts.whole_shapes[weight], experts.cut_of_expert(weight)
+            swapped = getattr(experts, "swapped_in_peft", False)
+            shape = (outputs, inputs) if swapped else (inputs, outputs)
+            layer = AdaptedExperts(names, shape, swapped, cut, partial(self._adapt_experts, experts, weight))
             if experts.fixed_tables:
                 layer.table = layer.adapt()
             self.num_weights[f"{name}.{weight}"] = len(names)

@@ -29,12 +29,13 @@ class Llama4TextAttention(modeling_llama4.Llama4TextAttention):
         )
         if self.use_rope:
             cos, sin = position_embeddings
-            query, key = apply_rotary_pos_emb(pairs_apart(query), pairs_apart(key), cos, sin)  # type: ignore[no-untyped-call]
+            query, key = apply_rotary_pos_emb(pairs_apart(query), pairs_apart(key), cos, sin)
         if hasattr(self, "qk_norm"):
             query, key = self.qk_norm(query), self.qk_norm(key)
         if self.attn_temperature_tuning and not self.use_rope:
             query = (query * self.temperatures(positions)[:, None, :, None]).to(query.dtype)
-        chunked = self.config.layer_types[self.layer_idx] == "chunked_attention"
+        types: list[str] = self.config.layer_types  # type: ignore[assignment]
+        chunked = types[self.layer_idx] == "chunked_attention"
         chunk_size = self.config.attention_chunk_size if chunked else None
         output, _weights = paged_attention(
             self, query, key, value, attention_mask, self.scaling, chunk_size=chunk_size
@@ -43,7 +44,9 @@ class Llama4TextAttention(modeling_llama4.Llama4TextAttention):
 
     def temperatures(self, positions: Tensor) -> Tensor:
         """Return the factors of queries at positions [1, T], float32 (Nakanishi, 2025, arXiv 2501.19399)."""
-        return torch.log1p(torch.floor((positions.float() + 1) / self.floor_scale)) * self.attn_scale + 1
+        steps = torch.floor((positions.float() + 1) / self.floor_scale)
+        temperatures: Tensor = torch.log1p(steps) * self.attn_scale + 1
+        return temperatures
 
 
 def pairs_apart(heads: Tensor) -> Tensor:
@@ -51,7 +54,8 @@ def pairs_apart(heads: Tensor) -> Tensor:
 
     Scores don't depend on the order of dimensions, if that of queries and keys is the same.
     """
-    return heads.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+    pairs: Tensor = heads.unflatten(-1, (-1, 2))  # type: ignore[no-untyped-call]
+    return pairs.transpose(-1, -2).flatten(-2)
 
 
 class Llama4TextRotaryEmbedding(modeling_llama4.Llama4TextRotaryEmbedding):
@@ -64,18 +68,20 @@ class Llama4TextRotaryEmbedding(modeling_llama4.Llama4TextRotaryEmbedding):
         return torch.cat([cos, cos], -1), torch.cat([sin, sin], -1)
 
 
-class Llama4TextDecoderLayer(modeling_llama4.Llama4TextDecoderLayer):
+class Llama4TextDecoderLayer(modeling_llama4.Llama4TextDecoderLayer):  # type: ignore[no-untyped-call]
     """A layer that gives its attention the positions."""
 
-    def forward(self, *args: Any, position_ids: Tensor, **options: Any) -> Tensor:
-        states: Tensor = super().forward(*args, positions=position_ids, **options)
+    def forward(self, *args: Any, position_ids: Tensor, **options: Any) -> Tensor:  # type: ignore[override]
+        states: Tensor = super().forward(*args, positions=position_ids, **options)  # type: ignore[call-arg, assignment]
         return states
 
 
 class Llama4Router(modeling_llama4.Llama4Router):
     """A router that chooses experts."""
 
-    def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(  # type: ignore[override]
+        self, hidden_states: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return logits [tokens, experts], and weights and experts [tokens, chosen]."""
         logits = F.linear(hidden_states, self.weight, self.bias)
         largest, experts = logits.topk(self.top_k, -1)
@@ -98,11 +104,15 @@ class Llama4TextExperts(modeling_llama4.Llama4TextExperts):
     """Experts as transformers' `use_experts_implementation` describes them."""
 
     has_gate, has_bias, is_transposed, is_concatenated = True, False, True, True
+    # transformers' class has no `is_transposed`, without which PEFT takes the first dimension for that of outputs.
+    swapped_in_peft = True
 
-    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    def forward(  # type: ignore[override]
+        self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+    ) -> Tensor:
         """Compute the experts. top_k_index: int64 [tokens, chosen]; top_k_weights: [tokens, chosen]."""
         output = torch.zeros_like(hidden_states)
-        for expert in top_k_index.unique().tolist():
+        for expert in torch.unique(top_k_index).tolist():
             tokens, chosen = torch.where(top_k_index == expert)
             gated = self._apply_gate(hidden_states[tokens] @ self.gate_up_proj[expert])
             weights = top_k_weights[tokens, chosen, None]
