@@ -231,7 +231,9 @@ def read_shortage(content: bytes) -> dict[str, Any]:
 def write_progress() -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "weights").write_bytes(bytes(42))
-        server = serve(FetchProgress(total=100, folder=Path(folder)), 0)
+        progress = FetchProgress(total=100)
+        progress.follow(Path(folder))
+        server = serve(progress, 0)
         with (
             closing(server.socket),
             urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/progress") as answer,
