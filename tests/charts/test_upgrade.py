@@ -135,7 +135,7 @@ def test_an_upgrade_renames_roles_with_their_bindings_and_keeps_the_lease(
         before = cluster_wide(client)
         lease = client.get("lease", "fairlead-operator")["metadata"]["uid"]
 
-        run("upgrade", "fairlead", CHART)
+        run("upgrade", "fairlead", CHART, SET_IMAGE)
 
         after = cluster_wide(client)
         assert after
@@ -161,7 +161,7 @@ def test_releases_of_one_name_in_two_namespaces_leave_each_other_alone(
     try:
         for home, place in zip(homes, places, strict=True):
             client.create_namespace(home)
-            installed = helm("install", "fairlead", CHART, "--set=crd.install=false", *place)
+            installed = helm("install", "fairlead", CHART, SET_IMAGE, "--set=crd.install=false", *place)
             assert installed.returncode == 0, installed.stderr
         removed = helm("uninstall", "fairlead", *places[1])
         assert removed.returncode == 0, removed.stderr
