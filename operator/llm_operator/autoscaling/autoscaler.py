@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -58,6 +59,8 @@ class Autoscaler:
                 next_time = loop.time() + INTERVAL_SECONDS
                 if self.scales.by_key or self.tracks:
                     await self.scale_all(await self.routers.ask(session), loop.time())
+                else:
+                    self.routers.forget()
                 await asyncio.sleep(next_time - loop.time())
 
     async def scale_all(self, reports: Reports, now: float) -> None:
@@ -96,7 +99,9 @@ class Autoscaler:
             scale.replicas,
             scale.ready_replicas,
             summary,
-            has_failed_start=scale.has_failed_start,
+            # At zero routers keep the pause.
+            has_failed_start=scale.has_failed_start
+            or (scale.autoscaling.min > 0 and time.time() < scale.paused_until),
         )
         metrics.SCALING.put(key, decision.replicas, decision.reason)
         return decision, summary

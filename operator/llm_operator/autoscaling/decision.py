@@ -49,7 +49,7 @@ def decide(
     """
     if replicas == 0 and autoscaling.min == 0:
         return Decision(0, Reason.AT_ZERO)
-    if has_failed_start and not ready and replicas > autoscaling.min:
+    if has_failed_start and not ready and replicas >= autoscaling.min:
         return Decision(autoscaling.min, Reason.START_FAILED)
     wanted = by_demand(autoscaling, replicas, ready, demand)
     bounded = min(max(wanted.replicas, autoscaling.min), autoscaling.max)

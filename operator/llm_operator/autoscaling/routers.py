@@ -100,18 +100,28 @@ class Routers:
         silences = {address: now - heard for address, heard in self.heard.items()}
         lost = {address for address, seconds in silences.items() if seconds > LOST_SECONDS}
         gone = {address for address in lost if not self.addresses[address]}
-        silent = (lost - gone) & self.answers.keys()
+        silent = lost - gone
         current = {one for one in self.answers if silences[one] <= PATIENCE_SECONDS}
         known = current | silent
 
         unheard = {f"the router at {one}": NOT_SCALED_DOWN for one in self.addresses.keys() - known - gone}
-        if self.listed_at is None or now - self.listed_at > PATIENCE_SECONDS or not known:
+        if (
+            self.listed_at is None
+            or now - self.listed_at > PATIENCE_SECONDS
+            or not self.answers.keys() & known
+        ):
             unheard.setdefault(f"the endpoints of Service {self.service}", NOT_SCALED_DOWN)
         is_complete = not unheard
         unheard |= {f"the router at {one}": NOT_TO_ZERO for one in silent}
         self._note(unheard)
-        reports = tuple(report for one, report in self.answers.items() if one in known)
+        reports = tuple(aged(report, silences[one]) for one, report in self.answers.items() if one in known)
         return Reports(reports, is_complete, has_silent=bool(silent))
+
+    def forget(self) -> None:
+        """Begin anew: nobody asks for a while, so that no router is silent."""
+        self.answers.clear()
+        self.heard.clear()
+        self._note({})
 
     async def reports(self) -> tuple[DemandReport, ...]:
         """Return the current reports for a single use."""
@@ -171,6 +181,18 @@ class Routers:
             logger.info("%s: answering, or gone", subject)
         self.unheard = unheard
         metrics.UNKNOWN_ROUTERS.set(len(unheard))
+
+
+def aged(report: DemandReport, seconds: float) -> DemandReport:
+    """Return a report as it is after so many seconds without a newer one."""
+    change = msgspec.structs.replace
+    return change(
+        report,
+        deployments=tuple(
+            change(each, endpoints=tuple(change(load, age=load.age + seconds) for load in each.endpoints))
+            for each in report.deployments
+        ),
+    )
 
 
 def addresses(slices: Collection[EndpointSlice]) -> dict[str, bool]:

@@ -60,8 +60,8 @@ class CommitPoller:
             while waiting := self._unknown(key):
                 for replica in waiting:
                     commit = await self._ask(key.namespace, replica)
-                    failures[replica.pod] += 1
-                    if commit is None and failures[replica.pod] == MOST_FAILURES:
+                    failures[replica.pod] = 0 if commit is not None else failures[replica.pod] + 1
+                    if failures[replica.pod] >= MOST_FAILURES:
                         commit = ""
                     if commit is not None and replica in self._unknown(key):
                         self.commits[key][replica.pod] = commit

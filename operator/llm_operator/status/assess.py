@@ -43,7 +43,7 @@ def assess(spec: LLMDeploymentSpec | None, observed: Observed) -> Status:
     ready_replicas = evidence.counts.ready_replicas
     since = starting_since(spec, ready_replicas, observed)
     failure = failed_start(spec, since, ready_replicas, cause_of_delay(evidence), observed)
-    evidence = replace(evidence, failed_start=failure)
+    evidence = replace(evidence, failed_start=failure, is_waking=since is not None)
     verdicts: dict[ConditionType, Verdict | None] = {
         "Ready": cached if is_fetching else ready(evidence),
         "Progressing": progressing(evidence),

@@ -9,6 +9,9 @@ from llm_operator.observed import Observed, Problem, Replica
 from llm_operator.status.adapters import ready_replicas
 from llm_operator.status.rollout import is_of
 
+# Commits in a message.
+MOST_LISTED = 3
+
 
 def served_commits(observed: Observed) -> tuple[ServedCommit, ...] | None:
     """Return each commit with the replicas that serve it; None if no replica is known to serve any."""
@@ -32,7 +35,7 @@ def mixed_revisions(observed: Observed) -> Problem | None:
         counts = Counter(commits[name] for name in commits.keys() & pods)
         if len(counts) > 1:
             listed = sorted(counts.items(), key=lambda share: (-share[1], share[0]))
-            shares = ", ".join(f"{commit} on {count}" for commit, count in listed)
+            shares = ", ".join(f"{commit} on {count}" for commit, count in listed[:MOST_LISTED])
             return Problem(
                 Reason.MIXED_REVISIONS,
                 f"replicas serve different commits of the model: {shares}; pin one in model.uri: @{listed[0][0]}",

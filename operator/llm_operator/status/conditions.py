@@ -7,11 +7,11 @@ from typing import NamedTuple
 import msgspec
 
 from engine_server.contract.failed_start import pause_seconds
-from engine_server.contract.labels import ENGINE_CONTAINER, MODEL_CONTAINER, PAUSED_ANNOTATION
+from engine_server.contract.labels import ENGINE_CONTAINER, PAUSED_ANNOTATION
 from engine_server.contract.reasons import Reason, needs_person
 from llm_operator.api.status import FailedStart
 from llm_operator.observed import Manifest, Observed, Problem, StartReport
-from llm_operator.status.problems import condition, is_running, phase, problems
+from llm_operator.status.problems import condition, is_fetching, is_running, phase, problems
 from llm_operator.status.rollout import failing_pods, is_rolled_out, with_surge_remedy
 
 # A Degraded message has at most so many problems.
@@ -58,8 +58,14 @@ class Evidence:
     is_rolled_out: bool
     # The last start, if it was given up.
     failed_start: FailedStart | None = None
+    # More than the minimum is wanted, and no replica is ready.
+    is_waking: bool = False
     # The download that the template of the present spec waits for, if any.
     download: Verdict | None = None
+
+    @property
+    def is_fetching_in_pods(self) -> bool:
+        return is_fetching(self.pods)
 
     @classmethod
     def of(cls, wanted: int, is_autoscaled: bool, workload: Manifest, observed: Observed) -> "Evidence":
@@ -133,8 +139,8 @@ def ready(evidence: Evidence) -> Verdict:
     # Requests do not wait for what only a person can change.
     may_start = not any(needs_person(problem.reason) for problem in evidence.problems)
     if evidence.failed_start and may_start:
-        return Verdict(False, Reason.START_FAILED, failure_message(evidence.failed_start))
-    if wanted and evidence.is_autoscaled and evidence.is_rolled_out and may_start:
+        return Verdict(False, Reason.START_FAILED, failure_message(evidence.failed_start, wanted))
+    if evidence.is_waking and evidence.is_rolled_out and may_start:
         return Verdict(True, Reason.WAKING, starting(evidence).message)
     if evidence.problems:
         return Verdict(False, *evidence.problems[0])
@@ -145,11 +151,12 @@ def ready(evidence: Evidence) -> Verdict:
     return starting(evidence)
 
 
-def failure_message(failure: FailedStart) -> str:
+def failure_message(failure: FailedStart, wanted: int) -> str:
     minutes = pause_seconds(failure.count) / 60
+    effect = "no more than the minimum is started" if wanted else "requests are refused"
     return (
         f"no replica was ready within rollout.progressDeadlineSeconds ({failure.reason}: {failure.message}); "
-        f"requests are refused for {minutes:.0f} minutes after {failure.time}"
+        f"{effect} for {minutes:.0f} minutes after {failure.time}"
     )
 
 
@@ -165,8 +172,13 @@ def starting(evidence: Evidence) -> Verdict:
     """Return the phase of a start."""
     if any(is_running(pod, ENGINE_CONTAINER) for pod in evidence.pods):
         return loading(evidence.start_report)
-    if any(is_running(pod, MODEL_CONTAINER) for pod in evidence.pods):
-        return Verdict(False, Reason.FETCHING_MODEL, "the model is being fetched")
+    if evidence.is_fetching_in_pods:
+        return Verdict(
+            False,
+            Reason.FETCHING_MODEL,
+            "the model is being fetched in each pod; model.cache fetches it once, before pods start, and is not "
+            "bound by rollout.progressDeadlineSeconds",
+        )
     return Verdict(False, Reason.STARTING, "pods are being started")
 
 
@@ -226,7 +238,7 @@ def stalled(evidence: Evidence) -> Verdict | None:
     """
     if evidence.refusal:
         return Verdict(True, *evidence.refusal) if needs_person(evidence.refusal.reason) else None
-    if evidence.download or evidence.is_paused or not evidence.is_counted:
+    if evidence.download or evidence.is_paused or not evidence.is_counted or evidence.is_fetching_in_pods:
         return None
     return Verdict(True, *late) if (late := deadline_problem(evidence.workload)) else None
 

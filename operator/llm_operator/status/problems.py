@@ -23,6 +23,11 @@ def is_running(pod: Mapping[str, Any], container: str) -> bool:
     return any(entry["name"] == container and "running" in entry.get("state", {}) for entry in statuses(pod))
 
 
+def is_fetching(pods: Iterable[Mapping[str, Any]]) -> bool:
+    """Return True if a pod fetches the model for itself."""
+    return any(is_running(pod, MODEL_CONTAINER) for pod in pods)
+
+
 def statuses(pod: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the statuses of a pod's containers, init containers first."""
     status = pod.get("status", {})

@@ -8,20 +8,24 @@ import msgspec
 from llm_operator.api.spec import LLMDeploymentSpec
 from llm_operator.api.spec_hash import digest
 from llm_operator.api.status import FailedStart, Status
-from llm_operator.observed import Observed, Problem, timestamp
+from llm_operator.observed import Observed, Problem, revision, timestamp
 from llm_operator.status.messages import presentable
+from llm_operator.status.problems import is_fetching
 
 
 def starting_since(spec: LLMDeploymentSpec | None, ready: int, observed: Observed) -> str | None:
     """Return the time since which more than the minimum is wanted and no replica is ready; None if that is not so.
 
-    A download is no start, and a deployment that is paused is not scaled.
+    A download, also in a pod, is no start, and a deployment that is paused is not scaled. Another pod template begins
+    another start.
     """
     if spec is None or spec.autoscaling is None or observed.is_paused or observed.fetch is not None:
         return None
-    if ready or spec.replicas <= spec.autoscaling.min:
+    if ready or spec.replicas <= spec.autoscaling.min or is_fetching(observed.pods):
         return None
-    return str(observed.reported.get("startingSince") or timestamp(observed.now))
+    newest = max(observed.replica_sets, key=revision, default={})
+    templated: str = newest.get("metadata", {}).get("creationTimestamp", "")
+    return max(str(observed.reported.get("startingSince") or timestamp(observed.now)), templated)
 
 
 def give_up_after(spec: LLMDeploymentSpec | None, status: Status, observed: Observed) -> float | None:

@@ -137,7 +137,7 @@ def test_a_minimum_starts_replicas_of_a_deployment_at_zero() -> None:
 def test_a_start_that_failed_is_scaled_to_the_minimum_whatever_the_demand(
     autoscaling: Autoscaling, more: int, demand: Summary
 ) -> None:
-    replicas = autoscaling.min + 1 + more
+    replicas = max(1, autoscaling.min) + more
 
     decision = decide(autoscaling, replicas, 0, demand, has_failed_start=True)
 

@@ -12,7 +12,7 @@ from llm_operator import metrics
 from llm_operator.api.sections.autoscaling import Autoscaling
 from llm_operator.autoscaling.autoscaler import by_deployment, sample_of
 from llm_operator.autoscaling.history import Load, Sample
-from llm_operator.autoscaling.routers import METRICS_PORT_NAME, Routers, RouterService, addresses
+from llm_operator.autoscaling.routers import METRICS_PORT_NAME, Routers, RouterService, addresses, aged
 from llm_operator.control.watching.scales import Scale
 
 from engine_server.contract.api import Key
@@ -88,6 +88,14 @@ def test_nothing_is_idle_while_a_router_that_may_have_requests_is_silent() -> No
     sample = sample_of([demand(0, 0, 900.0)], SCALE, is_complete=True, may_be_idle=False, now=1000.0)
 
     assert sample.idle_seconds == 0.0
+
+
+def test_the_last_report_of_a_silent_router_grows_old() -> None:
+    report = DemandReport((demand(1, 0, 0.0, EndpointLoad(A, 0.5, 2.0)),))
+
+    (found,) = aged(report, 60.0).deployments[0].endpoints
+
+    assert (found.kv, found.age) == (0.5, 62.0)
 
 
 class OneRouter:

@@ -65,6 +65,7 @@ class Life:
         self.status: dict[str, Any] = {}
         self.paused = "false"
         self.fetch: Fetch | None = None
+        self.templated_at = "2026-01-01T00:00:00Z"
 
     def observe(self, seconds: float, replicas: int, *pods: dict[str, Any], ready: int = 0) -> Observed:
         counts = {"replicas": replicas, "updatedReplicas": replicas, "readyReplicas": ready}
@@ -86,6 +87,7 @@ class Life:
             subject={"metadata": metadata, "spec": spec, "status": self.status},
             children={workload_key("m"): workload},
             pods=pods,
+            replica_sets=({"metadata": {"name": "m", "uid": "u", "creationTimestamp": self.templated_at}},),
             fetch=self.fetch,
             now=NOON + timedelta(seconds=seconds),
         )
@@ -144,6 +146,33 @@ def test_failures_in_a_row_are_counted_and_a_success_ends_the_count() -> None:
 
     assert life.assess(20000, 1, ready=1).failed_start is None
     assert ready_of(life.assess(20100, 0)) == ("True", "ScaledToZero")
+
+
+def test_another_pod_template_has_the_whole_deadline() -> None:
+    life = Life()
+    life.assess(0, 1, PENDING)
+    life.templated_at = "2026-01-01T12:09:00Z"
+
+    assert life.assess(DEADLINE, 1, PENDING).failed_start is None
+    assert life.assess(DEADLINE + 540, 1, PENDING).failed_start is not None
+
+
+def test_the_time_in_which_a_pod_fetches_the_model_does_not_count() -> None:
+    life = Life()
+    fetching = {
+        "metadata": {"name": "p"},
+        "status": {"initContainerStatuses": [{"name": "model", "state": {"running": {}}}]},
+    }
+    assert life.assess(DEADLINE, 1, fetching).starting_since is None
+    assert life.assess(5 * DEADLINE, 1, fetching).failed_start is None
+
+    life.assess(5 * DEADLINE + 1, 1, LOADING)
+    assert life.assess(6 * DEADLINE + 1, 1, LOADING).failed_start is not None
+
+
+def test_a_minimum_without_a_ready_replica_is_not_ready() -> None:
+    assert ready_of(Life(least=1).assess(1, 1, PENDING)) == ("False", "Unschedulable")
+    assert ready_of(Life(least=1).assess(1, 2, PENDING)) == ("True", "Waking")
 
 
 def test_another_spec_starts_at_once() -> None:

@@ -1,13 +1,17 @@
 """The scales of LLMDeployments with `autoscaling`, as the watch has reported them."""
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import NamedTuple
 
 import msgspec
 
 from engine_server.contract.api import Key
+from engine_server.contract.failed_start import pause_seconds
 from llm_operator.api.sections.autoscaling import Autoscaling
+from llm_operator.api.status import FailedStart
 from llm_operator.observed import Manifest, Observed
+from llm_operator.status.waking import reported
 
 
 class Scale(NamedTuple):
@@ -23,6 +27,8 @@ class Scale(NamedTuple):
     operator: str = ""
     # No replica was ready within the deadline of the start that is being made.
     has_failed_start: bool = False
+    # The time (of the epoch) before which a start that failed is not made again; 0 without one.
+    paused_until: float = 0.0
 
 
 @dataclass(slots=True)
@@ -52,7 +58,8 @@ def scale_of(manifest: Manifest) -> Scale | None:
         # The status reports it.
         return None
     status = manifest.get("status", {})
-    since, failed_at = status.get("startingSince") or "", (status.get("failedStart") or {}).get("time", "")
+    since, failure = status.get("startingSince") or "", reported(Observed(subject=manifest))
+    failed_at = failure.time if failure else ""
     return Scale(
         autoscaling,
         spec.get("replicas", 1),
@@ -60,7 +67,12 @@ def scale_of(manifest: Manifest) -> Scale | None:
         metadata["resourceVersion"],
         status.get("operator", ""),
         has_failed_start=bool(since) and failed_at >= since,
+        paused_until=pause_end(failure) if failure else 0.0,
     )
+
+
+def pause_end(failure: FailedStart) -> float:
+    return datetime.fromisoformat(failure.time).timestamp() + pause_seconds(failure.count)
 
 
 def without_nulls(fields: Manifest) -> Manifest:

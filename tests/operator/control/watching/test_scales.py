@@ -43,14 +43,21 @@ def test_a_deployment_is_scaled_no_more_without_autoscaling() -> None:
     assert not scales.by_key
 
 
-def test_a_start_has_failed_until_the_next_one() -> None:
-    def at(since: str | None, failed_at: str) -> bool:
-        given = manifest({"max": 4})
-        given["status"] |= {"startingSince": since, "failedStart": {"time": failed_at}}
-        found = scale_of(given)
-        assert found is not None
-        return found.has_failed_start
+def failed(since: str | None, failed_at: str) -> Scale:
+    """Return the scale of a deployment whose third start failed."""
+    failure = {"time": failed_at, "reason": "Loading", "message": "", "count": 3, "specHash": "a"}
+    given = manifest({"max": 4})
+    given["status"] |= {"startingSince": since, "failedStart": failure}
+    found = scale_of(given)
+    assert found is not None
+    return found
 
-    assert at("2026-01-01T12:00:00Z", "2026-01-01T12:30:00Z")
-    assert not at("2026-01-01T13:00:00Z", "2026-01-01T12:30:00Z")
-    assert not at(None, "2026-01-01T12:30:00Z")
+
+def test_a_start_has_failed_until_the_next_one() -> None:
+    assert failed("2026-01-01T12:00:00Z", "2026-01-01T12:30:00Z").has_failed_start
+    assert not failed("2026-01-01T13:00:00Z", "2026-01-01T12:30:00Z").has_failed_start
+    assert not failed(None, "2026-01-01T12:30:00Z").has_failed_start
+
+
+def test_the_pause_after_a_failed_start_grows_with_their_number() -> None:
+    assert failed(None, "1970-01-01T00:10:00Z").paused_until == 600 + 8 * 60
