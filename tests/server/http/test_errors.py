@@ -53,7 +53,7 @@ def user(content: Any) -> dict[str, Any]:
             {"stream": True, "stream_options": {"include_usage": 1}},
             "stream_options.include_usage",
         ),
-        (COMPLETIONS, {"model": None}, "model"),
+        (COMPLETIONS, {"model": 5}, "model"),
         (COMPLETIONS, {"n": 0}, "n"),
         (COMPLETIONS, {"n": 129}, "n"),
         (COMPLETIONS, {"n": 2, "best_of": 1}, "best_of"),
