@@ -56,7 +56,7 @@ up: ## serve the sample model on this machine
 	@$(MAKE) --no-print-directory --jobs=2 $(VENV)/.native $(VENV)/.sample
 	@exec $(BIN)/fairlead up $(SAMPLE)
 
-VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+VERSION := $(shell sed -n 's/^VERSION = "\(.*\)"/\1/p' engine_server/contract/version.py)
 # No registry is called localhost: a node that lacks the image finds nobody else's by its name.
 IMAGE := localhost/fairlead:$(VERSION)
 KIND_CLUSTER := fairlead
@@ -176,7 +176,7 @@ NATIVE := engine_server/modeling/native
 KERNELS := $(wildcard $(NATIVE)/*.cpp $(NATIVE)/*.h) $(NATIVE)/build.py $(NATIVE)/levels.py
 $(VENV)/.native: $(KERNELS) | $(VENV)/bin/python
 	@$(call STEP,compiling the CPU kernels for this machine,$(BIN)/python -m engine_server.modeling.native.build)
-	@touch $@
+	@if compgen -G 'engine_server/modeling/native/*.so' >/dev/null; then touch $@; fi  # not without a compiler
 
 $(VENV)/.native-all: $(KERNELS) | $(VENV)/bin/python
 	@$(call STEP,compiling the CPU kernels for every instruction level,\

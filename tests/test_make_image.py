@@ -26,8 +26,9 @@ class Checkout:
         self.programs = folder.parent / "bin"
         self.programs.mkdir()
         shutil.copytree(ROOT / "scripts", folder / "scripts")
-        for name in ("Makefile", "pyproject.toml"):
-            shutil.copy(ROOT / name, folder)
+        for name in ("Makefile", "engine_server/contract/version.py"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
         for name in (*COREUTILS, "basename"):
             found = shutil.which(name)
             assert found
@@ -136,6 +137,8 @@ def test_kind_serves_the_sample_model_and_names_its_cluster_in_each_call(
         "kind load image-archive build/image.tar --name fairlead",
         "helm upgrade --install fairlead charts/fairlead --kube-context kind-fairlead --namespace fairlead-system "
         "--create-namespace --set image.repository=localhost/fairlead --set image.tag=0.2.0 --wait --timeout 5m",
+        "kubectl --context kind-fairlead --namespace fairlead-system rollout restart deployment",
+        "kubectl --context kind-fairlead --namespace fairlead-system rollout status deployment --timeout=5m",
         "kubectl --context kind-fairlead apply --filename manifests/samples/smollm2.yaml",
         "kubectl --context kind-fairlead wait --for=condition=Ready --timeout=15m llmd/smollm2",
     ]
