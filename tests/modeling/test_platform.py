@@ -20,6 +20,7 @@ from engine_server.modeling.platform import choice
 from engine_server.modeling.platform.choice import choose_platform
 from engine_server.modeling.platform.cpu import CpuPlatform, NativePlatform
 from engine_server.modeling.platform.cuda import CudaPlatform, TritonPlatform
+from engine_server.modeling.window import Window
 
 CPU, GPU = DeviceConfig(device="cpu"), DeviceConfig(device="cuda")
 ONLY_TRITON = DeviceConfig(device="cuda", kernels="triton")
@@ -150,7 +151,9 @@ def test_log_of_triton_kernels_has_the_launch_settings_of_the_heads(monkeypatch:
     driver = SimpleNamespace(get_current_device=lambda: 90, get_current_target=lambda: target)
     monkeypatch.setattr(triton.runtime.driver, "_active", driver)
     assert TritonPlatform(torch.device("cuda")).compiled_by() == f"triton {triton.__version__}, sm_90"
-    layout = lay_out([LayerShape(2, 128, 128), LayerShape(1, 64, 64), LayerShape(2, 128, 128, 8)], longest=64)
+    layout = lay_out(
+        [LayerShape(2, 128, 128), LayerShape(1, 64, 64), LayerShape(2, 128, 128, Window(8))], longest=64
+    )
     attention = TritonAttention(layout, 1, 16, torch.bfloat16, CpuPlatform(), processors=1)
     assert attention.describe(32, torch.bfloat16) == (
         "TritonAttention, decode 64: 32 rows, 64 keys, 2 warps, 5 stages; decode 128: 16 rows, 64 keys, 2 warps, "
