@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import urllib.request
 from collections.abc import Iterator
+from http.client import HTTPException
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -29,6 +30,7 @@ RIGHTS = (
 )
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 CLUSTER_SECONDS = 5.0
+DRIVER_SECONDS = 10.0
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -102,7 +104,10 @@ def gpus() -> str:
     if smi is None:
         return "no NVIDIA driver"
     query = [smi, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    done = subprocess.run(query, capture_output=True, text=True)
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=DRIVER_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return "nvidia-smi does not answer"
     return "; ".join(done.stdout.splitlines()) or "none that nvidia-smi lists"
 
 
@@ -116,7 +121,7 @@ def cluster() -> str:
         answers = [
             f"{verb} {resource}: {may(access, verb, group, resource)}" for verb, group, resource in RIGHTS
         ]
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, LookupError, TypeError, HTTPException) as error:
         return f"does not answer ({type(error).__name__})"
     return "; ".join(answers)
 

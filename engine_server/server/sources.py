@@ -99,6 +99,8 @@ class Settings:
         given = self._from_environment(environment)
         if file:
             given |= self._from_file(Path(file))
+        if POSITIONAL in given:  # so that no word of a list is the model
+            flags = self._given(argv)
         given |= flags
         return argparse.Namespace(**{**defaults, **implied(given), **given})
 

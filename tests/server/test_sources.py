@@ -94,6 +94,12 @@ def test_no_flag_takes_the_model_that_follows_it() -> None:
     assert (engine.model, engine.served_model_name) == ("org/name", ["a", "b"])
 
 
+def test_words_of_a_list_are_its_own_where_the_model_comes_from_elsewhere(tmp_path: Path) -> None:
+    engine, _ = read("--served-model-name", "a", "b", config(tmp_path, "model: org/name"))
+
+    assert (engine.model, engine.served_model_name) == ("org/name", ["a", "b"])
+
+
 @pytest.mark.parametrize(
     ("environment", "keys"),
     [
