@@ -8,6 +8,7 @@ import transformers
 from adapter_references import check_outputs, random_model, random_prompts, refer
 from adapters import save_lora, save_prompt
 from architectures import ARCHITECTURES, Architecture
+from transformers.models.llama4.modeling_llama4 import Llama4Router
 
 from engine_server import LoRARequest, PromptAdapterRequest
 
@@ -27,7 +28,11 @@ def test_greedy_output_with_adapters_equals_that_of_peft(
     architecture: Architecture, tmp_path: Path, finish
 ) -> None:
     model = random_model(architecture, tmp_path / "base")
-    targets = [name for name, module in model.named_modules() if type(module) in LINEAR and "." in name]
+    linear = {name: module for name, module in model.named_modules() if isinstance(module, LINEAR)}
+    # Llama 4's router is a linear layer with two results, which PEFT cannot adapt.
+    targets = [
+        name for name, module in linear.items() if "." in name and not isinstance(module, Llama4Router)
+    ]
     loras = [
         LoRARequest(
             str(seed),
