@@ -1,6 +1,6 @@
 """The engine on a CPU beside vLLM's CPU build, OpenVINO GenAI and llama.cpp.
 
-    python -m benchmarks.cpu --folder FOLDER --gguf FILE [--vllm VENV] [--openvino VENV] [--llama FOLDER]
+    python -m benchmarks.cpu --folder FOLDER [--vllm VENV] [--gguf FILE [--openvino VENV] [--llama FOLDER]]
 
 --folder is a model in bfloat16, for the servers; --gguf a GGUF file of it, for the libraries in process and for our
 server. --vllm and --openvino are virtual environments with vLLM's CPU build and with openvino-genai, --llama a folder
@@ -8,15 +8,17 @@ in which npm installed node-llama-cpp.
 
 All sides run from the start and are measured in turn, five rounds (rounds.py has the rules). Figures are medians: the
 output tokens a second of 1, 8 and 32 requests at a time with 128 tokens in and out, and over HTTP the seconds to the
-first token of a prompt of 2,040. Behind each is its share of the bound: the time in which all threads read the bytes
-of the file from memory, as a share of the time of a decode step. They are printed, and saved in benchmarks/results.
+first token of a prompt of 2,040. Behind each is its share of the bound: the time in which all threads read the weights
+that a token needs from memory, as a share of the time of a decode step. They are printed, and saved in
+benchmarks/results.
 """
 
 import argparse
+import json
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,8 @@ AT_A_TIME = (1, 8, 32)
 PROMPT = Work(1, prompt_tokens=2040, new_tokens=2, to_first_token=True)
 HTTP_BF16, HTTP_Q4 = "Fairlead, bfloat16, HTTP", "Fairlead, GGUF, HTTP"
 IN_PROCESS = "Fairlead, GGUF, in process"
+# A table of which a token needs a row (Gemma 3n, Gemma 4). The token embeddings count: mostly they are the head too.
+GATHERED = "embed_tokens_per_layer.weight"
 
 
 def start(
@@ -42,17 +46,23 @@ def start(
     bf16, bf16_run = stack.enter_context(
         fairlead_server(HTTP_BF16, flags.folder, "bfloat16", logs / "bf16.log")
     )
-    q4, q4_run = stack.enter_context(fairlead_server(HTTP_Q4, flags.gguf, "auto", logs / "gguf.log"))
-    servers = [bf16, q4]
+    servers, runs = [bf16], {HTTP_BF16: bf16_run}
+    if flags.gguf:
+        q4, runs[HTTP_Q4] = stack.enter_context(
+            fairlead_server(HTTP_Q4, flags.gguf, "auto", logs / "gguf.log")
+        )
+        servers.append(q4)
     if flags.vllm:
         servers.append(
             stack.enter_context(
                 vllm_server("vLLM, bfloat16, HTTP", flags.vllm, flags.folder, logs / "vllm.log")
             )
         )
-    own = (sys.executable, "-m", "benchmarks.cpu.fairlead_side", str(flags.gguf))
-    ours, run = stack.enter_context(library(IN_PROCESS, own))
-    libraries = [ours]
+    libraries: list[Side] = []
+    if flags.gguf:
+        own = (sys.executable, "-m", "benchmarks.cpu.fairlead_side", str(flags.gguf))
+        ours, runs[IN_PROCESS] = stack.enter_context(library(IN_PROCESS, own))
+        libraries.append(ours)
     if flags.openvino:
         openvino = (str(flags.openvino / "bin/python"), "-m", "benchmarks.cpu.openvino_side", str(flags.gguf))
         libraries.append(stack.enter_context(library("OpenVINO, GGUF, in process", openvino))[0])
@@ -60,13 +70,24 @@ def start(
         script = Path(__file__).with_name("llama_side.mjs")
         llama = ("node", str(script), str(flags.gguf.resolve()))
         libraries.append(stack.enter_context(library("llama.cpp, GGUF, in process", llama, flags.llama))[0])
-    return servers, libraries, {HTTP_BF16: bf16_run, HTTP_Q4: q4_run, IN_PROCESS: run}
+    return servers, libraries, runs
 
 
 def weights_bytes(model: Path) -> int:
-    """Return the bytes of a GGUF file, or of a folder's safetensors files."""
-    files = model.glob("*.safetensors") if model.is_dir() else (model,)
-    return sum(file.stat().st_size for file in files)
+    """Return the bytes that a token needs: those of a GGUF file, or of a folder's tensors without GATHERED."""
+    if model.is_file():
+        return model.stat().st_size
+    tensors = (tensor for file in model.glob("*.safetensors") for tensor in tensors_of(file))
+    return sum(end - begin for name, begin, end in tensors if not name.endswith(GATHERED))
+
+
+def tensors_of(file: Path) -> Iterator[tuple[str, int, int]]:
+    """Yield the name, the first byte and the end of each tensor of a safetensors file."""
+    with file.open("rb") as opened:
+        header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+    for name, tensor in header.items():
+        if name != "__metadata__":
+            yield name, *tensor["data_offsets"]
 
 
 def describe(name: str, work: Work, cell: Cell, read_seconds: float) -> dict[str, float]:
@@ -104,14 +125,16 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--gguf", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--gguf", type=Path, metavar="FILE")
     parser.add_argument("--vllm", type=Path, metavar="VENV")
     parser.add_argument("--openvino", type=Path, metavar="VENV")
     parser.add_argument("--llama", type=Path, metavar="FOLDER")
     parser.add_argument("--rounds", type=int, default=5)
     flags = parser.parse_args()
+    if (flags.openvino or flags.llama) and not flags.gguf:
+        parser.error("--openvino and --llama compare a GGUF file: give it as --gguf FILE")
     before = machine_state()
-    sizes = {model: weights_bytes(model) for model in (flags.folder, flags.gguf)}
+    sizes = {model: weights_bytes(model) for model in (flags.folder, flags.gguf) if model}
     read_seconds = {model: yardstick.reading(size) for model, size in sizes.items()}
     figures: dict[str, dict[str, dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as logs, ExitStack() as stack:
