@@ -1,4 +1,4 @@
-"""The verdicts of GitOps tools on the operator's statuses: kstatus's, and of Argo CD's script in docs/gitops.md."""
+"""The verdicts of GitOps tools on the operator's statuses: kstatus's, and of Argo CD's script in docs/operations.md."""
 
 import re
 from datetime import UTC, datetime
@@ -13,7 +13,7 @@ from llm_operator.api.spec import Autoscaling, LLMDeploymentSpec, Model
 from llm_operator.observed import Fetch, Observed, Problem, workload_key
 from llm_operator.status.assess import assess
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "gitops.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "operations.md"
 KEY = "resource.customizations.health.fairlead.dev_LLMDeployment"
 METADATA = {"name": "smollm2", "namespace": "default", "generation": 3}
 COMPLETE = {"observedGeneration": 1, "replicas": 1, "updatedReplicas": 1, "readyReplicas": 1}
