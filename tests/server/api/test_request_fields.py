@@ -2,17 +2,15 @@
 
 import json
 import logging
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
+from field_tables import documented_rows, rows, treatments
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase as OpenAIChat
 from openai.types.completion_create_params import CompletionCreateParamsBase as OpenAICompletion
 
 from engine_server.server.api.chat.request import BatchChatRequest, ChatRequest
 from engine_server.server.api.completions import CompletionRequest
-from engine_server.server.api.fields import IgnoredMark, Unsupported
 from engine_server.server.api.generation_request import ApiRequest, parse_request
 from engine_server.server.api.ignored import MAX_NAMES, IgnoredNames
 from engine_server.server.api.pooling.classification import ClassificationRequest
@@ -22,7 +20,6 @@ from engine_server.server.api.pooling.ranking import RerankRequest, ScoreRequest
 from engine_server.server.api.tokenization import DetokenizeRequest, TokenizeRequest
 from engine_server.server.http.errors import ApiError
 
-DOCS = Path(__file__).parents[3] / "docs" / "http-api.md"
 MODELS: dict[str, type[ApiRequest]] = {
     "completions": CompletionRequest,
     "chat": ChatRequest,
@@ -133,16 +130,6 @@ VLLM_EARLIER = [
 ]
 
 
-def kind(model: type[ApiRequest], name: str) -> str:
-    """Return how a model treats a field, as the table in the documentation names it."""
-    field = model.model_fields.get(name)
-    if field is None:
-        return "-"
-    if any(isinstance(mark, IgnoredMark) for mark in field.metadata):
-        return "ignored"
-    return "rejected" if any(isinstance(mark, Unsupported) for mark in field.metadata) else "supported"
-
-
 @pytest.mark.parametrize(
     ("model", "names"),
     [
@@ -154,19 +141,10 @@ def test_every_field_of_openai_and_vllm_is_known(model: type[ApiRequest], names:
     assert sorted(set(names) - model.model_fields.keys()) == []
 
 
-@pytest.mark.parametrize(
-    ("heading", "models"), [("`/v1/completions`", MODELS), ("`/v1/embeddings`", POOLING_MODELS)]
-)
-def test_documentation_states_the_treatment_of_every_field(
-    heading: str, models: dict[str, type[ApiRequest]]
-) -> None:
-    section = DOCS.read_text().partition(f"## Fields of {heading}")[2].partition("\n## ")[0]
-    documented = re.findall(r"^\| `\w+` \|.*$", section, re.M)
-    names = sorted({name for model in models.values() for name in model.model_fields})
-    actual = [
-        f"| `{name}` | {' | '.join(kind(model, name) for model in models.values())} |" for name in names
-    ]
-    assert documented == actual, "docs/http-api.md should have\n" + "\n".join(actual)
+@pytest.mark.parametrize("models", [MODELS, POOLING_MODELS])
+def test_documentation_states_the_treatment_of_every_field(models: dict[str, type[ApiRequest]]) -> None:
+    actual = rows([*models.values()])
+    assert documented_rows(len(models)) == actual, "docs/http-api.md should have\n" + "\n".join(actual)
 
 
 @pytest.mark.parametrize(
@@ -174,8 +152,8 @@ def test_documentation_states_the_treatment_of_every_field(
     [
         (model, name)
         for model in MODELS.values()
-        for name in model.model_fields
-        if kind(model, name) == "rejected"
+        for name, found in treatments(model).items()
+        if found == "rejected"
     ],
 )
 def test_field_that_is_not_supported_is_refused_by_name(model: type[ApiRequest], name: str) -> None:
