@@ -34,6 +34,9 @@ LENGTHS = (6, 37)
 NEW_TOKENS = 6
 CONTEXT = 48
 HEADING = "## Every class of transformers"
+CALLS = re.compile(
+    r"a copy of \w+ has (\d+) layers, of which (\d+) call the attention interface of transformers, (\d+) times"
+)
 LONGEST_REASON = 160
 EQUAL = "equal"
 WITHOUT_WINDOWS = "equal without windows"
@@ -250,7 +253,9 @@ def table(findings: Iterable[Finding]) -> str:
     ]
     for finding in found:
         reason = re.sub(r"\s+", " ", finding.reason).replace("|", "/").removeprefix(f"{finding.case.model} ")
-        reason = reason.removesuffix("; it would be computed wrongly")
+        for ending in ("; it would be computed wrongly", ", which are not supported"):
+            reason = reason.removesuffix(ending)
+        reason = CALLS.sub(r"\2 of \1 layers call the attention interface, \3 times", reason)
         reason = reason if len(reason) <= LONGEST_REASON else f"{reason[:LONGEST_REASON]}..."
         kind = finding.model_type + (f", {finding.form}" if finding.form else "")
         lines.append(f"| {kind} | `{finding.case.model}` | {finding.result} | {reason} |")
