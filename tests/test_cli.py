@@ -198,7 +198,17 @@ def test_level_of_logs_is_that_of_the_flag_or_of_the_environment(tmp_path: Path)
 
     assert " INFO fetch: " in run(words, **variables).stderr
     assert " INFO fetch: " not in run([*words, "--log-level=warning"], **variables).stderr
-    assert " INFO fetch: " not in run(words, **variables, FAIRLEAD_LOG_LEVEL="error").stderr
+    assert " INFO fetch: " not in run(words, **variables, FAIRLEAD_LOG_LEVEL="ERROR").stderr
+
+
+def test_level_of_logs_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    logged = run(
+        ["fetch", "pypi://none"], HOME=str(tmp_path), PIP_NO_INDEX="1", FAIRLEAD_LOG_LEVEL="loud"
+    ).stderr
+    assert (
+        "FAIRLEAD_LOG_LEVEL is 'loud', and can be debug, info, warning, error; it is taken for info" in logged
+    )
+    assert " INFO fetch: " in logged
 
 
 def kubeconfig(server: str) -> str:

@@ -57,8 +57,9 @@ def configure_logs(
 
     level, form: None for those of the environment. A second call changes them.
     """
-    level = chosen(LEVEL_VARIABLE, level, LEVELS, "info")
-    form = chosen(FORMAT_VARIABLE, form, FORMATS, "text")
+    warnings: list[str] = []
+    level = chosen(LEVEL_VARIABLE, level, LEVELS, "info", warnings)
+    form = chosen(FORMAT_VARIABLE, form, FORMATS, "text", warnings)
     root = logging.getLogger()
     handler = next((each for each in root.handlers if isinstance(each, Lines)), None)
     if handler is None:
@@ -68,10 +69,20 @@ def configure_logs(
     text = logging.Formatter(f"%(asctime)s %(levelname)s {component}: %(message)s")
     handler.setFormatter(JsonLines(component) if form == "json" else text)
     root.setLevel(level.upper())
+    for warning in warnings:
+        root.warning(warning)
 
 
-def chosen(variable: str, given: str | None, allowed: tuple[str, ...], default: str) -> str:
-    """Return a setting, and leave it in the environment; a value there that is not allowed has no effect."""
-    named = given or os.environ.get(variable, "")
-    os.environ[variable] = named if named in allowed else default
-    return os.environ[variable]
+def chosen(
+    variable: str, given: str | None, allowed: tuple[str, ...], default: str, warnings: list[str]
+) -> str:
+    """Return a setting, and leave it in the environment; a value there that is not allowed adds a warning."""
+    named = given or os.environ.get(variable) or default
+    setting = named.lower()
+    if setting not in allowed:
+        warnings.append(
+            f"{variable} is {named[:40]!a}, and can be {', '.join(allowed)}; it is taken for {default}"
+        )
+        setting = default
+    os.environ[variable] = setting
+    return setting

@@ -20,7 +20,7 @@ LEFT_OUT = {
     "spec.budget": "there are no nodes to drain",
     "spec.profile": "only an operator has profiles",
     "spec.serviceAccount": "there are no pods",
-    "spec.podTemplate": "there are no pods; arguments and variables of its engine container are used",
+    "spec.podTemplate": "there are no pods; the variables of its engine container are used",
 }
 
 
