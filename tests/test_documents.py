@@ -24,7 +24,6 @@ import engine_server.router.callers.new_key
 import engine_server.router.command
 import engine_server.version
 from engine_server.engine.engine_args import AsyncEngineArgs
-from engine_server.models import ModelSourceError
 from engine_server.server.arguments import ServerArgs
 from engine_server.server.settings import ApiSettings
 from engine_server.server.sources import Settings
@@ -118,25 +117,15 @@ def parse_router(words: list[str]) -> None:
         engine_server.router.command.build_parser().parse_args(words)
 
 
-def without_effect(error: Exception) -> Callable[..., Any]:
-    def stop(*_: object, **__: object) -> None:
-        raise error
-
-    return stop
-
-
-@pytest.fixture
-def parsers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[[list[str]], object]]:
-    """The parser of each command; that of `fetch` is within its program, which ends behind it."""
-    monkeypatch.setattr(
-        engine_server.models.command, "resolve", without_effect(ModelSourceError("not fetched"))
-    )
+@pytest.fixture(scope="module")
+def parsers() -> dict[str, Callable[[list[str]], object]]:
+    """The parser of each command."""
     return {
         "engine": parse_engine,
         "router": parse_router,
         "operator": llm_operator.flags.parser().parse_args,
         "up": llm_local.command.build_parser().parse_args,
-        "fetch": engine_server.models.command.main,
+        "fetch": engine_server.models.command.build_parser().parse_args,
         "bench": engine_server.bench.command.parser().parse_args,
         "version": engine_server.version.build_parser().parse_args,
     }

@@ -13,7 +13,7 @@ from engine_server.models import ModelSourceError, Progress, resolve
 from engine_server.models.progress_server import serve
 
 
-def main(argv: list[str]) -> int:
+def build_parser() -> Parser:
     parser = Parser(
         prog="fairlead fetch", description="Fetch a model into a local folder and print its path."
     )
@@ -29,7 +29,11 @@ def main(argv: list[str]) -> int:
         "--progress-port", type=int, metavar="PORT", help=f"serve {PROGRESS_PATH} there while fetching"
     )
     add_log_flags(parser)
-    arguments = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    arguments = build_parser().parse_args(argv)
     configure_logs("fetch", arguments.log_level, arguments.log_format)
     # Libraries log each of their requests.
     logging.getLogger("engine_server").setLevel(os.environ[LEVEL_VARIABLE].upper())

@@ -1,7 +1,7 @@
 """The chart's objects as a real API server sees them."""
 
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +84,14 @@ def test_root_keys_outlast_an_upgrade_and_every_way_to_apply_the_chart(
 
 
 @pytest.fixture(scope="module")
-def router_rights(api_server: ApiServer, render: Render, namespaces: None) -> None:
-    """Give the router its rights, and nothing else of the chart."""
-    kinds = ("CustomResourceDefinition", "ServiceAccount", "ClusterRole", "ClusterRoleBinding")
-    api_server.client.apply(*(one for one in render() if one["kind"] in kinds))
+def router_rights(api_server: ApiServer, render: Render, namespaces: None) -> Iterator[None]:
+    """Give the router its rights, and nothing else of the chart; take them back at the end."""
+    kinds = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding")
+    objects = [one for one in render() if one["kind"] in kinds]
+    api_server.client.apply(*objects)
+    yield
+    for one in objects:
+        api_server.client.delete(one["kind"].lower(), one["metadata"]["name"], "fairlead-system")
 
 
 @pytest.mark.usefixtures("router_rights")

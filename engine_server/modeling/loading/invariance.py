@@ -44,7 +44,8 @@ def settle_invariance(
     except ValueError as error:
         if config.batch_invariant:
             raise
-        logger.info("results may depend on batch composition: %s", error)
+        # A record may outlive the error's frames, which hold the model.
+        logger.info("results may depend on batch composition: %s", str(error))
         return False
     logger.info("results are bitwise independent of batch composition")
     return True
