@@ -219,6 +219,7 @@ def test_captured_steps_of_a_head_give_the_logits_of_eager_ones(
         assert torch.equal(step.logits, expected.logits)
 
 
+@pytest.mark.thorough
 def test_drafts_for_a_target_with_windows_in_some_layers_are_those_of_the_whole_prefix(
     tmp_path: Path, finish, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,6 +268,7 @@ def test_preempted_requests_have_the_same_output(
     assert counts.preemptions and counts.drafted
 
 
+@pytest.mark.thorough
 def test_prompts_as_embeddings_have_the_same_output(checkpoint: Checkpoint, finish) -> None:
     rows = torch.randn(12, HIDDEN, generator=torch.Generator().manual_seed(0))
     outputs = []

@@ -187,7 +187,8 @@ def write_heads_of(heads: int, norms: tuple[Norm, ...], pages: Pages) -> None:
     write_heads(pages, pages, query, key, value, tensor(8, dtype=torch.int32), rotation, *norms)
 
 
-@pytest.mark.parametrize("capability", tiered([*SHARED_BYTES], 90))
+@pytest.mark.thorough
+@pytest.mark.parametrize("capability", list(SHARED_BYTES))
 def test_heads_are_written_without_spilled_registers(
     compile_for: Any, tmp_path: Path, capability: int
 ) -> None:
@@ -228,9 +229,8 @@ def test_kernel_of_a_dependent_launch_waits_before_it_reads(
             assert "griddepcontrol" not in code
 
 
-@pytest.mark.parametrize(
-    ("capability", "dim"), tiered([(c, d) for c in SHARED_BYTES for d in launch.PREFILL], (90, 128))
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize(("capability", "dim"), [(c, d) for c in SHARED_BYTES for d in launch.PREFILL])
 def test_attention_copies_the_next_keys_and_values_while_it_computes(
     compile_for: Any, tmp_path: Path, capability: int, dim: int
 ) -> None:
@@ -257,7 +257,8 @@ FLOAT8_CASES = [
 ]
 
 
-@pytest.mark.parametrize(("capability", "heads", "dim"), tiered(FLOAT8_CASES, (90, 16, 128)))
+@pytest.mark.thorough
+@pytest.mark.parametrize(("capability", "heads", "dim"), FLOAT8_CASES)
 def test_decode_over_a_float8_cache_leaves_registers_for_several_programs(
     compile_for: Any, tmp_path: Path, capability: int, heads: int, dim: int
 ) -> None:
@@ -299,9 +300,8 @@ def quantised_products(rows: int, inputs: int, outputs: int) -> list[Callable[[]
     ]
 
 
-@pytest.mark.parametrize(
-    ("capability", "rows"), tiered([(c, r) for c in SHARED_BYTES for r in (1, 16, 64, 200)], (90, 16))
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize(("capability", "rows"), [(c, r) for c in SHARED_BYTES for r in (1, 16, 64, 200)])
 def test_products_with_quantised_weights_keep_to_registers(
     compile_for: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capability: int, rows: int
 ) -> None:
@@ -405,7 +405,8 @@ def test_products_of_experts_prefetch_without_spilling_registers(
         assert "mma.sync" in kernel.asm["ptx"] or "wgmma" in kernel.asm["ptx"]
 
 
-@pytest.mark.parametrize("capability", tiered(list(SHARED_BYTES), 90))
+@pytest.mark.thorough
+@pytest.mark.parametrize("capability", list(SHARED_BYTES))
 def test_choices_tiles_and_sums_of_experts_compile(compile_for: Any, tmp_path: Path, capability: int) -> None:
     def launch() -> None:
         for tokens in (1, 8192):

@@ -62,6 +62,7 @@ def check(folder: Path, programs: int, operations: int, *options: str) -> str:
     return done.stdout
 
 
+@pytest.mark.thorough
 def test_thread_sanitizer_finds_no_race(tmp_path: Path) -> None:
     assert check(tmp_path, 20, 50, "-fsanitize=thread") == "all pieces computed once\n"
 

@@ -108,6 +108,7 @@ async def test_open_streams_leave_no_memory_and_no_count(router, eventually, str
     assert sizes[-1] < 250 * MEGABYTE
 
 
+@pytest.mark.thorough
 async def test_ten_thousand_connects_and_disconnects_leave_no_memory_and_no_count(router, eventually):
     process, port, metric = router
     sent = (b"", POST[:20], POST[:-5], POST)
