@@ -27,6 +27,7 @@ class Reason(StrEnum):
     REFUSED = "Refused", True
     CHILD_EXISTS = "ChildExists", True
     NO_ADMIN_KEY = "NoAdminKey", True
+    CHILD_TERMINATING = "ChildTerminating"
 
     # The replicas as a whole.
     REPLICAS_READY = "ReplicasReady"

@@ -309,6 +309,16 @@ def test_is_stalled_only_where_the_user_must_act() -> None:
     assert find(assessed(1, workload(1), engine(**crashed("bye"))), "Stalled") is None
 
 
+def test_is_reconciling_while_children_of_a_deleted_namesake_are_awaited() -> None:
+    refusal = Problem("ChildTerminating", "the Service smollm2-engine is still there")
+    status = assessed(1, workload(1), refusal=refusal)
+    assert outcome(status, "Ready") == ("False", "ChildTerminating")
+    assert outcome(status, "Progressing") == ("True", "ChildTerminating")
+    assert outcome(status, "Reconciling") == ("True", "ChildTerminating")
+    assert outcome(status, "Degraded") == ("False", "AsExpected")
+    assert find(status, "Stalled") is None
+
+
 def test_a_paused_deployment_is_not_progressing_and_serves_on() -> None:
     paused = subject()
     paused["metadata"]["annotations"] = {"fairlead.dev/paused": ""}
