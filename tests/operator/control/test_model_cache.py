@@ -160,14 +160,20 @@ def test_an_edit_removes_only_its_own_reference(world: Any, manifest: Any, name:
     until(lambda: all("deletionTimestamp" in item["metadata"] for item in shared(world, "pvc", other)))
 
 
-def test_the_users_own_claim_is_never_changed(world: Any, manifest: Any, name: str) -> None:
+def create_claim(world: Any, name: str) -> dict[str, Any]:
+    """Create a claim as a user does."""
     claim = {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
-        "metadata": {"name": "mine"},
+        "metadata": {"name": name},
         "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}},
     }
     world.apply(claim)
+    return dict(world.get("pvc", name))
+
+
+def test_the_users_own_claim_is_never_changed(world: Any, manifest: Any, name: str) -> None:
+    create_claim(world, "mine")
     before = world.get("pvc", "mine")
     world.apply(cached(manifest, name, name, claim="mine"))
     complete(world, name)
@@ -341,6 +347,34 @@ def test_the_condition_has_the_reason_of_a_claim_without_a_volume(
 
     found = until(lambda: cache_condition(world, name, reason))
     assert claim["metadata"]["name"] in found["message"] and message in found["message"]
+
+
+@pytest.mark.parametrize("case", ["bound", "created-anew"])
+def test_an_old_warning_about_the_users_claim_does_not_count(world: Any, manifest: Any, case: str) -> None:
+    name = f"old-warning-{case}"
+    former = create_claim(world, name)
+    world.create(warning_about(former, "no access mode"))
+    if case == "bound":
+        world.set_status("pvc", name, {"phase": "Bound"})
+    else:
+        world.patch("pvc", name, {"metadata": {"finalizers": None}})
+        world.delete("pvc", name)
+        until(lambda: world.find("pvc", name) is None)
+        create_claim(world, name)
+
+    world.apply(cached(manifest, name, name, claim=name))
+
+    assert until(lambda: world.condition(name, "ModelCached"))["reason"] == "FetchingModel"
+
+
+def test_a_warning_about_the_users_claim_without_a_volume_counts(
+    world: Any, manifest: Any, name: str
+) -> None:
+    world.create(warning_about(create_claim(world, name), "no access mode"))
+
+    world.apply(cached(manifest, name, name, claim=name))
+
+    assert until(lambda: cache_condition(world, name, "WrongAccessMode"))
 
 
 def warning_about(claim: dict[str, Any], message: str) -> dict[str, Any]:
