@@ -5,7 +5,9 @@ field manager of its own.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
 from engine_server.contract import labels
 from llm_operator.api.model_cache import ModelCache, model_cache
@@ -92,10 +94,19 @@ def claim(deployment: LLMDeployment, cache: ModelCache, observed: Observed, sett
     }
     if wanted.class_:
         spec["storageClassName"] = wanted.class_
-    planned = shared_child(deployment, claim_key(cache.claim), settings, spec=spec)
+    planned = claim_child(deployment, claim_key(cache.claim), observed, settings, spec)
     if is_cached(cache, deployment, observed):
         planned["metadata"]["annotations"] = {labels.CACHED_MODEL_ANNOTATION: mark(cache, observed)}
     return planned
+
+
+def claim_child(
+    deployment: LLMDeployment, key: ChildKey, observed: Observed, settings: Settings, spec: dict[str, Any]
+) -> Manifest:
+    """Return a claim with the version that created it: two operators would write their own ones in turns."""
+    existing = observed.children.get(key, {}).get("metadata", {}).get("labels", {})
+    version = existing.get(labels.VERSION_LABEL, settings.version)
+    return shared_child(deployment, key, replace(settings, version=version), spec=spec)
 
 
 def former_claims(
@@ -108,7 +119,7 @@ def former_claims(
             spec = {name: existing["spec"][name] for name in ("accessModes", "resources")}
             if "storageClassName" in existing["spec"]:
                 spec["storageClassName"] = existing["spec"]["storageClassName"]
-            planned = shared_child(deployment, key, settings, spec=spec)
+            planned = claim_child(deployment, key, observed, settings, spec)
             if record := observed.cached_model(key):
                 planned["metadata"]["annotations"] = {labels.CACHED_MODEL_ANNOTATION: record}
             yield planned
