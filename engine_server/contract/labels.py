@@ -30,6 +30,8 @@ FETCH_SPEC_ANNOTATION = f"{GROUP}/fetch-spec"
 FETCH_HASH_ANNOTATION = f"{GROUP}/fetch-hash"
 # On a Deployment, and on a claim that was created for a cache: the cache, and the claim's UID, whose model is complete.
 CACHED_MODEL_ANNOTATION = f"{GROUP}/cached-model"
+# On a Deployment: the time at which that model's download ended.
+CACHED_AT_ANNOTATION = f"{GROUP}/cached-at"
 # On an LLMDeployment, with any value but "false": the operator changes nothing of it.
 PAUSED_ANNOTATION = f"{GROUP}/paused"
 

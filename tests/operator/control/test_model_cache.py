@@ -14,6 +14,8 @@ from llm_operator.control.reconcile import WORKERS
 from llm_operator.plan.children import cache
 from waiting import PATIENCE, until
 
+from engine_server.contract.model_folder import no_model
+
 pytestmark = pytest.mark.usefixtures("operator")
 # Pods report on one port, so each process that runs the tests has loopback addresses of its own.
 NETWORK = f"127.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
@@ -183,6 +185,47 @@ def test_the_users_own_claim_is_never_changed(world: Any, manifest: Any, name: s
 
     until(lambda: not world.condition(name, "ModelCached"))
     assert world.get("pvc", "mine") == before
+
+
+def test_the_users_claim_is_filled_again_when_an_engine_finds_no_model(
+    world: Any, manifest: Any, name: str
+) -> None:
+    create_claim(world, "emptied")
+    world.apply(cached(manifest, name, name, claim="emptied"))
+    complete(world, name)
+    until(lambda: name in deployments(world))
+    until(lambda: job_of(world, name) is None)
+    before = world.get("deployment", f"{name}-engine")
+    owner_references = world.pod_owners(name)
+    record = {
+        key: value
+        for key, value in before["metadata"]["annotations"].items()
+        if key == "fairlead.dev/pod-template"
+    }
+    world.annotate("replicaset", owner_references[0]["name"], record)
+    labels = before["spec"]["template"]["metadata"]["labels"]
+    spec = {"containers": [{"name": "engine", "image": "x"}], "serviceAccountName": "default"}
+    metadata = {"name": name, "labels": labels, "ownerReferences": owner_references}
+    world.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+    line = f"fairlead engine: {no_model('/models/model', 'the folder is empty')}"
+    ended = {"exitCode": 1, "message": line, "finishedAt": "2026-01-01T02:00:00Z"}
+    state = {
+        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+        "lastState": {"terminated": ended | {"startedAt": "2026-01-01T01:59:00Z"}},
+    }
+    container = {"name": "engine", "image": "x", "imageID": "", "ready": False, "restartCount": 1}
+
+    world.set_status("pod", name, {"phase": "Running", "containerStatuses": [container | state]})
+
+    until(lambda: world.degraded(name, "ModelMissing"))
+    until(lambda: cache_condition(world, name, "FetchingModel"))
+    job = until(lambda: job_of(world, name))
+    world.set_status("job", job["metadata"]["name"], DONE | {"completionTime": "2026-01-01T03:00:00Z"})
+    until(lambda: cache_condition(world, name, "Cached"))
+    until(lambda: job_of(world, name) is None)
+    after = world.get("deployment", f"{name}-engine")
+    assert after["spec"]["template"] == before["spec"]["template"]
+    assert after["metadata"]["annotations"]["fairlead.dev/cached-at"] == "2026-01-01T03:00:00Z"
 
 
 def test_an_object_of_another_owner_with_the_name_of_the_claim_is_left_alone(

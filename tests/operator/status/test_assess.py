@@ -12,6 +12,7 @@ from llm_operator.observed import Observed, Problem, workload_key
 from llm_operator.status.assess import assess
 
 from engine_server.contract.memory_shortage import MemoryShortage
+from engine_server.contract.model_folder import no_model
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -222,6 +223,16 @@ def test_loading_and_fetching_are_distinguished() -> None:
             ),
             "InsufficientGPUMemory",
             "the engine needs 30517 MiB of GPU memory, and 15109 MiB are available: EngineDeadError: the core ended",
+        ),
+        (
+            engine(**crashed(f"fairlead engine: {no_model('/models/model', 'the folder is empty')}")),
+            "ModelMissing",
+            "fairlead engine: there is no config.json in /models/model (the folder is empty)",
+        ),
+        (
+            engine(**crashed(f"fairlead engine: {no_model('/models/draft', 'the folder is empty')}")),
+            "CrashLoopBackOff",
+            "fairlead engine: there is no config.json in /models/draft (the folder is empty)",
         ),
         (pod(phase="Failed", reason="Evicted", message="low on memory"), "Evicted", "low on memory"),
     ],
