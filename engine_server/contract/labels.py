@@ -11,6 +11,8 @@ FILES_SUFFIX = ".files"
 SERVICE_NAME_LABEL = "kubernetes.io/service-name"
 # On a pod template: the hash of the files whose contents are in the spec, so that a change of them rolls.
 FILES_HASH_ANNOTATION = f"{GROUP}/files-hash"
+# The version of the operator that applied a child; of one that several share, the version that created it.
+VERSION_LABEL = "app.kubernetes.io/version"
 SPEC_HASH_ANNOTATION = f"{GROUP}/spec-hash"
 POD_TEMPLATE_ANNOTATION = f"{GROUP}/pod-template"
 # The hash of a child as it was applied last.
@@ -28,6 +30,8 @@ FETCH_SPEC_ANNOTATION = f"{GROUP}/fetch-spec"
 FETCH_HASH_ANNOTATION = f"{GROUP}/fetch-hash"
 # On a Deployment, and on a claim that was created for a cache: the cache, and the claim's UID, whose model is complete.
 CACHED_MODEL_ANNOTATION = f"{GROUP}/cached-model"
+# On a Deployment: the time at which that model's download ended.
+CACHED_AT_ANNOTATION = f"{GROUP}/cached-at"
 # On an LLMDeployment, with any value but "false": the operator changes nothing of it.
 PAUSED_ANNOTATION = f"{GROUP}/paused"
 
@@ -75,14 +79,14 @@ def shared_labels(version: str) -> dict[str, str]:
     """Return the labels of a child that several LLMDeployments share, the same for each of them."""
     return {
         "app.kubernetes.io/managed-by": FIELD_MANAGER,
-        "app.kubernetes.io/version": version,
+        VERSION_LABEL: version,
         LLMDEPLOYMENT_LABEL: "",
     }
 
 
 def child_labels(name: str, version: str) -> dict[str, str]:
     """Return the labels of an LLMDeployment's children, with the version of the operator."""
-    return {**pod_labels(name), "app.kubernetes.io/version": version}
+    return {**pod_labels(name), VERSION_LABEL: version}
 
 
 def files_labels(name: str, version: str) -> dict[str, str]:

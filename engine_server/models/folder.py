@@ -6,6 +6,7 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from engine_server.contract.model_folder import no_model
 from engine_server.models.errors import ModelSourceError
 
 CONFIG = "config.json"
@@ -30,7 +31,7 @@ def check(folder: Path, uri: str, weights: bool = True) -> Path:
         what = "is a file, not a folder" if folder.exists() else "does not exist"
         raise ModelSourceError(f"{uri}: {folder} {what}; a model is a folder with {CONFIG} and *.safetensors")
     if not (folder / CONFIG).is_file():
-        raise ModelSourceError(f"{uri}: there is no {CONFIG} in {folder} ({_listing(folder)})")
+        raise ModelSourceError(f"{uri}: {no_model(str(folder), _listing(folder))}")
     try:
         _json_object(folder / CONFIG)
         missing = [name for name in _weights(folder) if weights and not (folder / name).is_file()]

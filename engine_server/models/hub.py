@@ -46,6 +46,12 @@ def download_file(source: HubRepository, progress: Progress) -> Path:
         return Path(hf_hub_download(source.repository, source.file, revision=source.revision))
 
 
+def cached_commit(path: Path) -> str | None:
+    """Return the commit of a file or folder in the hub's cache, which has a folder for each; None elsewhere."""
+    names = [folder.name for folder in (path, *path.parents) if folder.parent.name == "snapshots"]
+    return next((name for name in names if re.fullmatch(COMMIT, name)), None)
+
+
 def fill(source: HubRepository, place: Path, progress: Progress) -> Checksums:
     """Download a repository into the folder `place`, and verify it; keep the files of an interrupted download.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine_server.models.record import commit_in
+from engine_server.models import commit_of
 from engine_server.server.adapters import ServedAdapters
 from engine_server.server.wanted_adapters import AdapterSet
 
@@ -104,5 +104,5 @@ def loaded_model(engine: AsyncLLMEngine, settings: ApiSettings, template: str | 
         tokenizer=tokenizer,
         format=format,
         traces=engine.config.observability_config.otlp_traces_endpoint is not None,
-        commit=commit_in(Path(config.path)),
+        commit=commit_of(Path(config.path)),
     )

@@ -116,7 +116,7 @@ class Fetch:
     # Bytes on the volume, and in total; 0 if they are not known.
     done: int = 0
     total: int = 0
-    # The Warnings about the claim and the pods, in the order of their time.
+    # The Warnings about the pods, and about a claim without a volume, in the order of their time.
     warnings: tuple[Manifest, ...] = ()
 
 

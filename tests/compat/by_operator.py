@@ -261,7 +261,8 @@ def with_state(child: Manifest) -> Manifest:
     if child["kind"] == "PersistentVolumeClaim":
         return child | {"metadata": {**child["metadata"], "uid": CLAIM_UID}}
     if child["kind"] == "Job":
-        return child | {"status": {"conditions": [{"type": "Complete", "status": "True"}]}}
+        complete = {"type": "Complete", "status": "True"}
+        return child | {"status": {"conditions": [complete], "completionTime": "2026-01-01T00:00:00Z"}}
     return child
 
 

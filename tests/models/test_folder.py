@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from engine_server.contract import model_folder
 from engine_server.models import ModelSourceError, resolve
 
 
@@ -53,6 +54,18 @@ def test_incomplete_folder_is_refused_with_the_missing_files(
     with pytest.raises(ModelSourceError) as refused:
         resolve(str(model))
     assert words.format(folder=model) in str(refused.value)
+
+
+def test_a_pods_folder_without_a_model_is_reported_in_the_words_that_the_operator_finds(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(model_folder, "MODEL_FOLDER", str(tmp_path))
+
+    with pytest.raises(ModelSourceError) as refused:
+        resolve(str(tmp_path))
+
+    assert model_folder.reports_no_model(f"starting\nfairlead engine: {refused.value}\n")
+    assert not model_folder.reports_no_model(f"fairlead engine: {tmp_path}/other: no folder")
 
 
 def test_file_in_place_of_a_folder_is_refused(model: Path) -> None:

@@ -19,6 +19,8 @@ import pytest
 from tiers import tiered
 from waiting import until
 
+from engine_server.models import commit_of
+
 COMMIT = "a" * 40
 TOKEN = "hf_" + "secret" * 4
 FETCH = [sys.executable, "-m", "engine_server.cli", "fetch"]
@@ -192,6 +194,7 @@ def test_downloads_only_the_files_that_are_used(fetch, hub: Hub, tmp_path: Path)
         "tokenizer.json",
     ]
     assert f"fetching hf://org/open@v1 from {hub.url} ..." in done.stderr
+    assert commit_of(folder) == COMMIT
 
 
 @pytest.mark.thorough
@@ -212,6 +215,7 @@ def test_gguf_file_of_a_repository_is_downloaded_and_converted(  # type: ignore[
     assert done.stdout == f"{place}\n", done.stderr
     weights = "model.safetensors"
     assert (place / weights).read_bytes() == (folder / weights).read_bytes()
+    assert commit_of(folder) == commit_of(place) == COMMIT
 
 
 def test_second_resolution_downloads_nothing_and_works_offline(fetch, hub: Hub) -> None:  # type: ignore[no-untyped-def]

@@ -69,16 +69,16 @@ class Autoscaler:
         for key in self.tracks.keys() - scales.keys():
             del self.tracks[key]
             metrics.SCALING.remove(key)
-        demands = by_deployment(reports.reports)
+        current, last = by_deployment(reports.current), by_deployment(reports.silent)
         writes = []
         for key, scale in scales.items():
-            is_complete = reports.is_complete and len(demands[key]) == len(reports.reports)
+            is_complete = reports.is_complete and len(current[key]) == len(reports.current)
             try:
                 sample = sample_of(
-                    demands[key],
+                    current[key] + last[key],
                     scale,
                     is_complete=is_complete,
-                    may_be_idle=not reports.has_silent,
+                    may_be_idle=not reports.silent,
                     now=now,
                 )
                 decision, summary = self.decide(key, scale, sample)

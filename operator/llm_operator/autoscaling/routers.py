@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
@@ -60,13 +60,15 @@ class RouterService(NamedTuple):
 
 
 class Reports(NamedTuple):
-    """The reports of the routers that answer, and the last ones of those that are ready and have long been silent."""
+    """The demand of the routers."""
 
-    reports: tuple[DemandReport, ...]
+    # Of those that answer.
+    current: tuple[DemandReport, ...]
     # There is at least one router, and the demand of all is known.
     is_complete: bool
-    # Some of the reports are of routers that are silent, and may have requests since.
-    has_silent: bool
+    # The last reports of those that are ready and have long been silent: since then they may have got requests, also
+    # for deployments that they did not know. Empty ones of those that have never answered.
+    silent: tuple[DemandReport, ...] = ()
 
 
 @dataclass(slots=True)
@@ -114,8 +116,11 @@ class Routers:
         is_complete = not unheard
         unheard |= {f"the router at {one}": NOT_TO_ZERO for one in silent}
         self._note(unheard)
-        reports = tuple(aged(report, silences[one]) for one, report in self.answers.items() if one in known)
-        return Reports(reports, is_complete, has_silent=bool(silent))
+        return Reports(self._last(current, silences), is_complete, self._last(silent, silences))
+
+    def _last(self, routers: Iterable[str], silences: Mapping[str, float]) -> tuple[DemandReport, ...]:
+        """Return the last reports of these routers."""
+        return tuple(aged(self.answers.get(one, DemandReport(())), silences[one]) for one in sorted(routers))
 
     def forget(self) -> None:
         """Begin anew: nobody asks for a while, so that no router is silent."""
@@ -126,7 +131,8 @@ class Routers:
     async def reports(self) -> tuple[DemandReport, ...]:
         """Return the current reports for a single use."""
         async with aiohttp.ClientSession() as session:
-            return (await self.ask(session)).reports
+            reports = await self.ask(session)
+            return reports.current + reports.silent
 
     async def _find(self) -> None:
         """List the routers at intervals. Those that were found last stay in use if it fails."""

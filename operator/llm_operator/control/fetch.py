@@ -7,20 +7,24 @@ from engine_server.contract.labels import MODEL_CACHE_LABEL
 from llm_operator.api.model_cache import ModelCache
 from llm_operator.control.cluster import Cluster
 from llm_operator.control.fetch_poller import Progress
-from llm_operator.control.resources import EVENTS, PODS
-from llm_operator.observed import Fetch, Manifest
+from llm_operator.control.resources import EVENTS, PODS, child_path
+from llm_operator.observed import Fetch, Manifest, claim_key
 
 
 async def observe_fetch(
     cluster: Cluster, namespace: str, cache: ModelCache, progress: Progress | None
 ) -> Fetch:
-    """Return the pods, with the progress that they reported last; the Warnings about them if they report none."""
+    """Return the pods, with the progress that they reported last; if none, the Warnings about them and the claim.
+
+    Those about a claim that is bound by now, or that had the same name before, are left out.
+    """
     page = await cluster.call("GET", PODS.path(namespace), labelSelector=f"{MODEL_CACHE_LABEL}={cache.name}")
     pods: list[Manifest] = page["items"]
     if progress is not None:
         return Fetch(tuple(pods), progress.done, progress.total)
-    names = [cache.claim, *(pod["metadata"]["name"] for pod in pods)]
-    return Fetch(tuple(pods), warnings=await warnings_about(cluster, namespace, names))
+    claim = await cluster.find(child_path(namespace, claim_key(cache.claim)))
+    subjects = pods if claim is None or claim.get("status", {}).get("phase") == "Bound" else [claim, *pods]
+    return Fetch(tuple(pods), warnings=await warnings_about(cluster, namespace, subjects))
 
 
 def addresses(fetch: Fetch) -> tuple[str, ...]:
@@ -31,9 +35,11 @@ def addresses(fetch: Fetch) -> tuple[str, ...]:
     )
 
 
-async def warnings_about(cluster: Cluster, namespace: str, names: Iterable[str]) -> tuple[Manifest, ...]:
-    """Return the Warnings about objects of these names, the newest last."""
-    selectors = [f"type=Warning,involvedObject.name={name}" for name in names]
+async def warnings_about(
+    cluster: Cluster, namespace: str, subjects: Iterable[Manifest]
+) -> tuple[Manifest, ...]:
+    """Return the Warnings about these objects, the newest last."""
+    selectors = [f"type=Warning,involvedObject.uid={subject['metadata']['uid']}" for subject in subjects]
     pages = await asyncio.gather(
         *(cluster.call("GET", EVENTS.path(namespace), fieldSelector=selector) for selector in selectors)
     )

@@ -6,7 +6,7 @@ from engine_server.contract.reasons import Reason
 from llm_operator.api.schema import SpecError
 from llm_operator.api.spec import LLMDeployment, LLMDeploymentSpec, parse
 from llm_operator.observed import Observed, Problem
-from llm_operator.plan.ownership import may_apply
+from llm_operator.plan.ownership import is_of_namesake, may_apply
 from llm_operator.plan.plan import Plan, plan, plan_refused
 from llm_operator.settings import Settings
 
@@ -48,10 +48,20 @@ def obstacle(goal: Plan, deployment: LLMDeployment, observed: Observed) -> Probl
     if deployment.has_adapters and not observed.key_hashes.admin:
         problem = "spec.adapters: the operator has no admin key, with which it tells engines their adapters"
         return Problem(Reason.NO_ADMIN_KEY, f"{problem}; see its flag --admin-key-secret, and its log")
-    for key in goal.apply:
-        existing = observed.children.get(key)
-        if existing is not None and not may_apply(existing, deployment):
+    others = {
+        key: existing
+        for key in goal.apply
+        if (existing := observed.children.get(key)) and not may_apply(existing, deployment)
+    }
+    for key, existing in others.items():
+        if not is_of_namesake(existing, deployment):
             return Problem(
                 Reason.CHILD_EXISTS, f"a {key.kind} named {key.name} is there already and is not ours"
             )
+    for key in others:
+        return Problem(
+            Reason.CHILD_TERMINATING,
+            f"the {key.kind} {key.name} of a deleted LLMDeployment of the same name is still there; "
+            "Kubernetes deletes it",
+        )
     return None

@@ -108,6 +108,15 @@ def may_release(existing: Manifest, deployment: LLMDeployment) -> bool:
     return is_owned(existing, deployment) and is_shared(existing) and is_kept
 
 
+def is_of_namesake(existing: Manifest, deployment: LLMDeployment) -> bool:
+    """Return True for a child of an LLMDeployment that had our name and was deleted. Kubernetes deletes it too."""
+    named = {"apiVersion": api.API_VERSION, "kind": api.KIND, "name": deployment.name}
+    references = existing["metadata"].get("ownerReferences", [])
+    return any(reference.items() >= named.items() for reference in references) and not is_owned(
+        existing, deployment
+    )
+
+
 def is_terminating(existing: Manifest | None) -> bool:
     return existing is not None and "deletionTimestamp" in existing["metadata"]
 

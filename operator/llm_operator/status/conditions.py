@@ -75,7 +75,8 @@ class Evidence:
         pods = [pod for pod in observed.pods if not (are_replaced and phase(pod) == "Failed")]
         pod_spec = workload.get("spec", {}).get("template", {}).get("spec", {})
         of_pods = [with_surge_remedy(problem, workload, wanted) for problem in problems(pods, pod_spec)]
-        found = (observed.refusal, *of_pods, blockage(workload))
+        lasting = observed.refusal if is_lasting(observed.refusal) else None
+        found = (lasting, *of_pods, blockage(workload))
         known = [problem for problem in found if problem]
         failures = problems(failing_pods(pods, observed.replica_sets), pod_spec)
         return cls(
@@ -104,6 +105,11 @@ class Evidence:
         counts = self.counts
         are_current = counts.replicas == counts.updated_replicas == counts.ready_replicas == self.wanted
         return self.is_counted and are_current
+
+
+def is_lasting(refusal: Problem | None) -> bool:
+    """Return True for a refusal that does not pass by itself."""
+    return refusal is not None and needs_person(refusal.reason)
 
 
 def blockage(workload: Manifest) -> Problem | None:
@@ -170,6 +176,8 @@ def cause_of_delay(evidence: Evidence) -> Problem:
 
 def starting(evidence: Evidence) -> Verdict:
     """Return the phase of a start."""
+    if evidence.refusal:
+        return Verdict(False, *evidence.refusal)
     if any(is_running(pod, ENGINE_CONTAINER) for pod in evidence.pods):
         return loading(evidence.start_report)
     if evidence.is_fetching_in_pods:
@@ -196,7 +204,7 @@ def progressing(evidence: Evidence) -> Verdict:
     """True means that replicas are being started, replaced or ended."""
     wanted, counts = evidence.wanted, evidence.counts
     if evidence.refusal:
-        return Verdict(False, *evidence.refusal)
+        return Verdict(not is_lasting(evidence.refusal), *evidence.refusal)
     if evidence.is_paused:
         return Verdict(False, Reason.PAUSED, PAUSED)
     if evidence.download:
@@ -237,7 +245,7 @@ def stalled(evidence: Evidence) -> Verdict | None:
     Before a rollout's deadline a failure of its replicas may pass.
     """
     if evidence.refusal:
-        return Verdict(True, *evidence.refusal) if needs_person(evidence.refusal.reason) else None
+        return Verdict(True, *evidence.refusal) if is_lasting(evidence.refusal) else None
     if evidence.download or evidence.is_paused or not evidence.is_counted or evidence.is_fetching_in_pods:
         return None
     return Verdict(True, *late) if (late := deadline_problem(evidence.workload)) else None

@@ -40,10 +40,7 @@ def cache_problem(spec: LLMDeploymentSpec | None, observed: Observed) -> Problem
             Reason.CLAIM_TERMINATING,
             f"the claim {cache.claim} is being deleted; it is created again afterwards",
         )
-    is_bound = claim.get("status", {}).get("phase") == "Bound"
     for warning in reversed(observed.fetch.warnings):
-        if is_bound and warning.get("reason") in NO_VOLUME:
-            continue
         if problem := warning_problem(cache, warning):
             return problem
     pods = observed.fetch.pods

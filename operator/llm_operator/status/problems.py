@@ -6,6 +6,7 @@ from typing import Any
 
 from engine_server.contract.labels import MODEL_CONTAINER
 from engine_server.contract.memory_shortage import find_shortage
+from engine_server.contract.model_folder import reports_no_model
 from engine_server.contract.reasons import Reason
 from llm_operator.observed import Problem
 from llm_operator.status.missing_objects import find_missing_object
@@ -92,6 +93,8 @@ def exit_problem(name: str, terminated: Mapping[str, Any]) -> Problem:
     line = last_line(terminated)
     if name == MODEL_CONTAINER:
         return fetch_problem(line)
+    if reports_no_model(terminated.get("message", "")):
+        return Problem(Reason.MODEL_MISSING, line)
     shortage = find_shortage(terminated.get("message", ""))
     if shortage is None:
         return Problem(Reason.CRASH_LOOP, line)

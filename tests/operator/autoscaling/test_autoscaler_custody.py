@@ -36,6 +36,6 @@ async def test_scales_only_what_this_operator_manages() -> None:
     no_routers: Any = None
     autoscaler = Autoscaler(cluster, "home/lease", scales, no_routers)
 
-    await autoscaler.scale_all(Reports(reports=(), is_complete=True, has_silent=False), now=0.0)
+    await autoscaler.scale_all(Reports(current=(), is_complete=True), now=0.0)
 
     assert cluster.scaled == [OURS]

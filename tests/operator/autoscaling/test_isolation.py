@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from llm_operator.api.sections.autoscaling import Autoscaling
 from llm_operator.autoscaling.autoscaler import Autoscaler
 from llm_operator.autoscaling.routers import Reports
@@ -39,6 +40,33 @@ async def test_others_are_scaled_when_one_decision_fails() -> None:
     report = DemandReport((demand(BAD, 1.7e308), demand(GOOD, 0.5)))
 
     for now in (1.0, 2.0):
-        await autoscaler.scale_all(Reports((report,), is_complete=True, has_silent=False), now)
+        await autoscaler.scale_all(Reports((report,), is_complete=True), now)
 
     assert cluster.replicas == {GOOD: 2}
+
+
+@pytest.mark.parametrize(
+    ("minimum", "silent", "expected"),
+    [
+        pytest.param(1, DemandReport(()), 1, id="unknown to the silent router"),
+        pytest.param(1, DemandReport((demand(GOOD, 0.0),)), 2, id="with demand at the silent router"),
+        pytest.param(0, DemandReport(()), 1, id="not to zero"),
+    ],
+)
+async def test_a_silent_router_does_not_stop_the_scaling_of_a_deployment_that_it_did_not_know(
+    minimum: int, silent: DemandReport, expected: int
+) -> None:
+    delays = {"stable_window_seconds": 1, "panic_window_seconds": 1, "scale_down_delay_seconds": 1}
+    autoscaling = Autoscaling(min=minimum, max=3, idle_seconds=1, **delays)
+    scales = Scales()
+    scales.by_key[GOOD] = Scale(
+        autoscaling, replicas=3, ready_replicas=3, resource_version="1", operator=OPERATOR
+    )
+    cluster: Any = Written()
+    autoscaler = Autoscaler(cluster, OPERATOR, scales, routers=None)  # type: ignore[arg-type]
+    idle = DemandReport((DeploymentDemand(*GOOD, 0, 0, 900.0),))
+
+    for now in range(10):
+        await autoscaler.scale_all(Reports((idle,), is_complete=True, silent=(silent,)), float(now))
+
+    assert cluster.replicas == {GOOD: expected}

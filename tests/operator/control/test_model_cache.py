@@ -14,6 +14,8 @@ from llm_operator.control.reconcile import WORKERS
 from llm_operator.plan.children import cache
 from waiting import PATIENCE, until
 
+from engine_server.contract.model_folder import no_model
+
 pytestmark = pytest.mark.usefixtures("operator")
 # Pods report on one port, so each process that runs the tests has loopback addresses of its own.
 NETWORK = f"127.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
@@ -160,14 +162,20 @@ def test_an_edit_removes_only_its_own_reference(world: Any, manifest: Any, name:
     until(lambda: all("deletionTimestamp" in item["metadata"] for item in shared(world, "pvc", other)))
 
 
-def test_the_users_own_claim_is_never_changed(world: Any, manifest: Any, name: str) -> None:
+def create_claim(world: Any, name: str) -> dict[str, Any]:
+    """Create a claim as a user does."""
     claim = {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
-        "metadata": {"name": "mine"},
+        "metadata": {"name": name},
         "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}},
     }
     world.apply(claim)
+    return dict(world.get("pvc", name))
+
+
+def test_the_users_own_claim_is_never_changed(world: Any, manifest: Any, name: str) -> None:
+    create_claim(world, "mine")
     before = world.get("pvc", "mine")
     world.apply(cached(manifest, name, name, claim="mine"))
     complete(world, name)
@@ -177,6 +185,47 @@ def test_the_users_own_claim_is_never_changed(world: Any, manifest: Any, name: s
 
     until(lambda: not world.condition(name, "ModelCached"))
     assert world.get("pvc", "mine") == before
+
+
+def test_the_users_claim_is_filled_again_when_an_engine_finds_no_model(
+    world: Any, manifest: Any, name: str
+) -> None:
+    create_claim(world, "emptied")
+    world.apply(cached(manifest, name, name, claim="emptied"))
+    complete(world, name)
+    until(lambda: name in deployments(world))
+    until(lambda: job_of(world, name) is None)
+    before = world.get("deployment", f"{name}-engine")
+    owner_references = world.pod_owners(name)
+    record = {
+        key: value
+        for key, value in before["metadata"]["annotations"].items()
+        if key == "fairlead.dev/pod-template"
+    }
+    world.annotate("replicaset", owner_references[0]["name"], record)
+    labels = before["spec"]["template"]["metadata"]["labels"]
+    spec = {"containers": [{"name": "engine", "image": "x"}], "serviceAccountName": "default"}
+    metadata = {"name": name, "labels": labels, "ownerReferences": owner_references}
+    world.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+    line = f"fairlead engine: {no_model('/models/model', 'the folder is empty')}"
+    ended = {"exitCode": 1, "message": line, "finishedAt": "2026-01-01T02:00:00Z"}
+    state = {
+        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+        "lastState": {"terminated": ended | {"startedAt": "2026-01-01T01:59:00Z"}},
+    }
+    container = {"name": "engine", "image": "x", "imageID": "", "ready": False, "restartCount": 1}
+
+    world.set_status("pod", name, {"phase": "Running", "containerStatuses": [container | state]})
+
+    until(lambda: world.degraded(name, "ModelMissing"))
+    until(lambda: cache_condition(world, name, "FetchingModel"))
+    job = until(lambda: job_of(world, name))
+    world.set_status("job", job["metadata"]["name"], DONE | {"completionTime": "2026-01-01T03:00:00Z"})
+    until(lambda: cache_condition(world, name, "Cached"))
+    until(lambda: job_of(world, name) is None)
+    after = world.get("deployment", f"{name}-engine")
+    assert after["spec"]["template"] == before["spec"]["template"]
+    assert after["metadata"]["annotations"]["fairlead.dev/cached-at"] == "2026-01-01T03:00:00Z"
 
 
 def test_an_object_of_another_owner_with_the_name_of_the_claim_is_left_alone(
@@ -341,6 +390,34 @@ def test_the_condition_has_the_reason_of_a_claim_without_a_volume(
 
     found = until(lambda: cache_condition(world, name, reason))
     assert claim["metadata"]["name"] in found["message"] and message in found["message"]
+
+
+@pytest.mark.parametrize("case", ["bound", "created-anew"])
+def test_an_old_warning_about_the_users_claim_does_not_count(world: Any, manifest: Any, case: str) -> None:
+    name = f"old-warning-{case}"
+    former = create_claim(world, name)
+    world.create(warning_about(former, "no access mode"))
+    if case == "bound":
+        world.set_status("pvc", name, {"phase": "Bound"})
+    else:
+        world.patch("pvc", name, {"metadata": {"finalizers": None}})
+        world.delete("pvc", name)
+        until(lambda: world.find("pvc", name) is None)
+        create_claim(world, name)
+
+    world.apply(cached(manifest, name, name, claim=name))
+
+    assert until(lambda: world.condition(name, "ModelCached"))["reason"] == "FetchingModel"
+
+
+def test_a_warning_about_the_users_claim_without_a_volume_counts(
+    world: Any, manifest: Any, name: str
+) -> None:
+    world.create(warning_about(create_claim(world, name), "no access mode"))
+
+    world.apply(cached(manifest, name, name, claim=name))
+
+    assert until(lambda: cache_condition(world, name, "WrongAccessMode"))
 
 
 def warning_about(claim: dict[str, Any], message: str) -> dict[str, Any]:

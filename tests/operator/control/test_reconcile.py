@@ -236,6 +236,28 @@ def test_leaves_an_object_of_another_owner_alone(world: Any, manifest: Any, name
     assert world.get("service", f"{name}-engine")["spec"]["selector"] == {"app": "web"}
 
 
+def test_a_deployment_that_is_created_anew_follows_the_deletion_of_its_former_children(
+    world: Any, manifest: Any, name: str
+) -> None:
+    world.apply(manifest(name))
+    former = until(lambda: world.find("service", f"{name}-engine"))
+    until(lambda: world.find("deployment", f"{name}-engine"))
+    world.delete("llmd", name)
+    until(lambda: world.find("llmd", name) is None)
+
+    world.apply(manifest(name, replicas=2))
+
+    # No controller deletes the children before the test does.
+    found = until(lambda: world.condition(name, "Reconciling"))
+    assert (found["status"], found["reason"]) == ("True", "ChildTerminating")
+    assert not world.condition(name, "Stalled")
+    for kind in ("serviceaccount", "service", "pdb", "deployment"):
+        world.delete(kind, f"{name}-engine")
+    until(lambda: world.get("deployment", f"{name}-engine")["spec"]["replicas"] == 2)
+    until(lambda: world.reason(name, "Reconciling") == "RollingOut")
+    assert world.get("service", f"{name}-engine")["metadata"]["uid"] != former["metadata"]["uid"]
+
+
 def test_a_served_name_of_another_namespace_is_invalid(world: Any, manifest: Any, name: str) -> None:
     taken = f"kube-system/{name}"
     world.apply(manifest(name, model={"uri": "a/b", "servedNames": [taken]}))

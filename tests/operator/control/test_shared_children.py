@@ -1,13 +1,18 @@
 """Children with several owners, against a real API server."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from kubernetes.aio.client import ApiException
 from llm_operator.api.spec import parse
 from llm_operator.control.cluster import Cluster
-from llm_operator.observed import ChildKey
+from llm_operator.control.record import Record
+from llm_operator.control.resources import CHILDREN
+from llm_operator.control.watching.trim import trimmed
+from llm_operator.observed import ChildKey, Manifest, Observed
 from llm_operator.plan.ownership import field_manager, shared_child
+from llm_operator.plan.plan import plan
 from llm_operator.settings import Settings
 from waiting import until
 
@@ -86,6 +91,31 @@ async def test_a_release_leaves_an_object_alone_that_has_taken_the_name_of_the_c
     await cluster.release(unwatched, ChildKey("v1", "ConfigMap", name), uid, f"fairlead/{name}")
 
     assert world.find("configmap", name, unwatched) is not None
+
+
+async def test_operators_of_two_releases_do_not_rewrite_a_shared_claim_in_turns(
+    world: Any, cluster: Cluster, manifest: Any, unwatched: str, name: str
+) -> None:
+    model = {"uri": f"hf://tests/{name}", "cache": {"size": "1Gi"}}
+    operators = {f"{name[:40]}-{number}": replace(SETTINGS, version=f"{number}.0.0") for number in range(2)}
+    for owner in operators:
+        world.apply(manifest(owner, unwatched, model=model))
+    existing: dict[ChildKey, Manifest] = {}
+    writes = []
+
+    for owner, settings in [*operators.items()] * 2:
+        subject = world.get("llmd", owner, unwatched)
+        goal = plan(parse(subject), Observed(subject=subject, children=existing), settings)
+        ((key, planned),) = (item for item in goal.apply.items() if item[0].kind == "PersistentVolumeClaim")
+        if not Record().is_settled(key, planned, existing.get(key)):
+            applied = await cluster.apply(unwatched, key, planned, field_manager(planned, owner))
+            existing = {key: trimmed(CHILDREN[key[:2]], applied)}
+            writes.append(owner)
+
+    # The second one's only write makes it an owner.
+    assert writes == list(operators)
+    (claim,) = existing.values()
+    assert [owner["name"] for owner in claim["metadata"]["ownerReferences"]] == list(operators)
 
 
 @pytest.mark.usefixtures("operator")

@@ -92,6 +92,28 @@ def test_nothing_is_applied_while_an_object_has_the_name_of_a_child(
     assert decision.may_succeed_later
 
 
+def test_children_of_a_deleted_namesake_are_awaited(manifest: Any) -> None:
+    former = {"apiVersion": "fairlead.dev/v1alpha1", "kind": "LLMDeployment", "name": "smollm2"}
+    owner = {**former, "uid": "u-0", "controller": True}
+
+    decision = decide(observed(manifest(), ownerReferences=[owner]), SETTINGS)
+
+    assert decision.plan == NOTHING
+    assert decision.refusal == (
+        "ChildTerminating",
+        "the Service smollm2-engine of a deleted LLMDeployment of the same name is still there; Kubernetes deletes it",
+    )
+    assert decision.may_succeed_later
+
+
+def test_children_of_another_kind_of_owner_with_our_name_are_no_namesakes(manifest: Any) -> None:
+    owner = {"apiVersion": "example.com/v1", "kind": "LLMDeployment", "name": "smollm2", "uid": "u-0"}
+
+    decision = decide(observed(manifest(), ownerReferences=[{**owner, "controller": True}]), SETTINGS)
+
+    assert decision.refusal is not None and decision.refusal.reason == "ChildExists"
+
+
 def test_disabled_keys_reach_the_engines_beside_an_object_with_the_name_of_a_child(
     planned: Any, manifest: Any
 ) -> None:

@@ -12,6 +12,7 @@ from llm_operator.observed import Observed, Problem, workload_key
 from llm_operator.status.assess import assess
 
 from engine_server.contract.memory_shortage import MemoryShortage
+from engine_server.contract.model_folder import no_model
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -223,6 +224,16 @@ def test_loading_and_fetching_are_distinguished() -> None:
             "InsufficientGPUMemory",
             "the engine needs 30517 MiB of GPU memory, and 15109 MiB are available: EngineDeadError: the core ended",
         ),
+        (
+            engine(**crashed(f"fairlead engine: {no_model('/models/model', 'the folder is empty')}")),
+            "ModelMissing",
+            "fairlead engine: there is no config.json in /models/model (the folder is empty)",
+        ),
+        (
+            engine(**crashed(f"fairlead engine: {no_model('/models/draft', 'the folder is empty')}")),
+            "CrashLoopBackOff",
+            "fairlead engine: there is no config.json in /models/draft (the folder is empty)",
+        ),
         (pod(phase="Failed", reason="Evicted", message="low on memory"), "Evicted", "low on memory"),
     ],
 )
@@ -307,6 +318,16 @@ def test_is_stalled_only_where_the_user_must_act() -> None:
     refusal = Problem("ChildExists", "a Service named smollm2-engine is there already and is not ours")
     assert outcome(assessed(1, workload(1, ready=1), refusal=refusal), "Stalled") == ("True", "ChildExists")
     assert find(assessed(1, workload(1), engine(**crashed("bye"))), "Stalled") is None
+
+
+def test_is_reconciling_while_children_of_a_deleted_namesake_are_awaited() -> None:
+    refusal = Problem("ChildTerminating", "the Service smollm2-engine is still there")
+    status = assessed(1, workload(1), refusal=refusal)
+    assert outcome(status, "Ready") == ("False", "ChildTerminating")
+    assert outcome(status, "Progressing") == ("True", "ChildTerminating")
+    assert outcome(status, "Reconciling") == ("True", "ChildTerminating")
+    assert outcome(status, "Degraded") == ("False", "AsExpected")
+    assert find(status, "Stalled") is None
 
 
 def test_a_paused_deployment_is_not_progressing_and_serves_on() -> None:

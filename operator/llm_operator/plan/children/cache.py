@@ -5,7 +5,9 @@ field manager of its own.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
 from engine_server.contract import labels
 from llm_operator.api.model_cache import ModelCache, model_cache
@@ -13,6 +15,7 @@ from llm_operator.api.quantity import amount
 from llm_operator.api.spec import LLMDeployment
 from llm_operator.observed import ChildKey, Manifest, Observed, claim_key, fetch_key, workload_key
 from llm_operator.plan.children.fetch_job import fetch_job
+from llm_operator.plan.lost_model import is_lost
 from llm_operator.plan.ownership import is_complete, is_followed, is_owned, is_terminating, shared_child
 from llm_operator.plan.pod.pods import pod_template
 from llm_operator.plan.pod.template_record import template_in_force
@@ -22,6 +25,8 @@ from llm_operator.settings import Settings
 # The time between two looks at a download that runs; of one that does not, up to the longest.
 POLL_SECONDS = 2.0
 LONGEST_POLL_SECONDS = 60.0
+# The annotations by which a Deployment records a complete model.
+RECORD = (labels.CACHED_MODEL_ANNOTATION, labels.CACHED_AT_ANNOTATION)
 
 
 def plan(deployment: LLMDeployment, observed: Observed, settings: Settings) -> Iterator[Manifest]:
@@ -46,10 +51,13 @@ def is_cached(cache: ModelCache, deployment: LLMDeployment, observed: Observed) 
 
     The Deployment and a created claim record it, since the Job is deleted then. The record on the claim is for other
     LLMDeployments, which need no Job of their own. It has the claim's UID: one that is created anew is filled again.
+    A user's claim is filled again when an engine finds no model there.
     """
     job = observed.children.get(fetch_key(cache.name))
     if job is not None and is_complete(job):
         return True
+    if not cache.is_created and is_lost(observed.workload(deployment.name), observed):
+        return False
     places = (workload_key(deployment.name), claim_key(cache.claim))
     return mark(cache, observed) in map(observed.cached_model, places)
 
@@ -68,12 +76,20 @@ def poll_after(cache: ModelCache, observed: Observed) -> float:
 
 
 def annotations(deployment: LLMDeployment, observed: Observed) -> dict[str, str]:
-    """Return the Deployment's record of a complete model; while another one is downloaded, the last record."""
+    """Return the Deployment's record of a complete model; while another one is downloaded, the last record.
+
+    There is none of a lost model that is downloaded again: while no engine starts, nothing else shows the loss.
+    """
     cache = model_cache(deployment.spec.model)
-    if cache is not None and is_cached(cache, deployment, observed):
-        return {labels.CACHED_MODEL_ANNOTATION: mark(cache, observed)}
-    last = observed.cached_model(workload_key(deployment.name))
-    return {labels.CACHED_MODEL_ANNOTATION: last} if cache and last else {}
+    if cache is None:
+        return {}
+    existing = observed.workload(deployment.name).get("metadata", {}).get("annotations", {})
+    last = {name: existing[name] for name in RECORD if name in existing}
+    if not is_cached(cache, deployment, observed):
+        return {} if last.get(labels.CACHED_MODEL_ANNOTATION) == mark(cache, observed) else last
+    ended = observed.children.get(fetch_key(cache.name), {}).get("status", {}).get("completionTime")
+    time = {labels.CACHED_AT_ANNOTATION: ended} if ended else {}
+    return last | time | {labels.CACHED_MODEL_ANNOTATION: mark(cache, observed)}
 
 
 def mark(cache: ModelCache, observed: Observed) -> str:
@@ -92,10 +108,19 @@ def claim(deployment: LLMDeployment, cache: ModelCache, observed: Observed, sett
     }
     if wanted.class_:
         spec["storageClassName"] = wanted.class_
-    planned = shared_child(deployment, claim_key(cache.claim), settings, spec=spec)
+    planned = claim_child(deployment, claim_key(cache.claim), observed, settings, spec)
     if is_cached(cache, deployment, observed):
         planned["metadata"]["annotations"] = {labels.CACHED_MODEL_ANNOTATION: mark(cache, observed)}
     return planned
+
+
+def claim_child(
+    deployment: LLMDeployment, key: ChildKey, observed: Observed, settings: Settings, spec: dict[str, Any]
+) -> Manifest:
+    """Return a claim with the version that created it: two operators would write their own ones in turns."""
+    existing = observed.children.get(key, {}).get("metadata", {}).get("labels", {})
+    version = existing.get(labels.VERSION_LABEL, settings.version)
+    return shared_child(deployment, key, replace(settings, version=version), spec=spec)
 
 
 def former_claims(
@@ -108,7 +133,7 @@ def former_claims(
             spec = {name: existing["spec"][name] for name in ("accessModes", "resources")}
             if "storageClassName" in existing["spec"]:
                 spec["storageClassName"] = existing["spec"]["storageClassName"]
-            planned = shared_child(deployment, key, settings, spec=spec)
+            planned = claim_child(deployment, key, observed, settings, spec)
             if record := observed.cached_model(key):
                 planned["metadata"]["annotations"] = {labels.CACHED_MODEL_ANNOTATION: record}
             yield planned

@@ -7,6 +7,7 @@ import msgspec
 
 from engine_server.contract import labels
 from engine_server.contract.drain import PRE_STOP_SECONDS, termination_grace
+from engine_server.contract.model_folder import MODEL_FOLDER
 from llm_operator.api.sections.engine import Engine
 from llm_operator.api.sections.resources import DEFAULT_GPU_RESOURCE, Resources
 from llm_operator.api.spec import LLMDeployment, LLMDeploymentSpec
@@ -16,16 +17,7 @@ from llm_operator.plan.pod.files import add_files
 from llm_operator.plan.pod.overlay import PATH, merge
 from llm_operator.plan.pod.profiles import profile_of, with_resources
 from llm_operator.plan.pod.template import check_template
-from llm_operator.plan.pod.volumes import (
-    FETCHED,
-    MODEL_FOLDER,
-    SCRATCH,
-    WRITABLE_VOLUME,
-    Source,
-    limited,
-    mounts,
-    source,
-)
+from llm_operator.plan.pod.volumes import FETCHED, SCRATCH, WRITABLE_VOLUME, Source, limited, mounts, source
 from llm_operator.settings import Settings
 
 CACHE_ENV = {"HOME": "/cache", "XDG_CACHE_HOME": "/cache", "HF_HOME": "/cache/huggingface"}

@@ -2,12 +2,11 @@
 
 from typing import Any, NamedTuple
 
+from engine_server.contract.model_folder import MODEL_FOLDER
 from engine_server.contract.model_uri import LocalPath, VolumeClaim, parse
 from llm_operator.api.model_cache import model_cache
 from llm_operator.api.sections.model import Model
 from llm_operator.api.sections.resources import Resources
-
-MODEL_FOLDER = "/models/model"
 
 
 class Volume(NamedTuple):
