@@ -148,7 +148,9 @@ def serve(folder: str, fail: object) -> None:
     core = ScriptedCore(lambda request: tokens, vocabulary.eos_token_ids)
     progress = ProgressClock(Path(folder, FILE))
     progress.tick()
-    outputs.send(encoder.encode(Ready(NUM_BLOCKS, batch_invariant=False, kernels="", memory={})))
+    outputs.send(
+        encoder.encode(Ready(NUM_BLOCKS, bytes_per_token=0, batch_invariant=False, kernels="", memory={}))
+    )
     interval = 1 / float(os.environ[RATE])
     due = time.monotonic()
     while True:

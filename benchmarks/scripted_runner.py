@@ -54,9 +54,9 @@ class ScriptedRunner:
         scheduling, longest = config.scheduler_config, config.model_config.max_model_len
         rows, self.config = scheduling.max_num_rows, config
         self.platform, self.timer = ScriptedDevice(), DeviceTimer()
-        self.num_blocks = config.cache_config.num_gpu_blocks_override or 0
+        self.num_blocks, self.bytes_per_token = config.cache_config.num_gpu_blocks_override or 0, 0
         self.table = BlockTable(
-            BlockPool(self.num_blocks), rows, longest, config.cache_config.block_size, [None]
+            [BlockPool(self.num_blocks)], rows, longest, config.cache_config.block_size, [None]
         )
         self.staging = Staging(scheduling.max_num_batched_tokens, rows, self.table.ids.shape, self.platform)
         self.memory = MemoryLedger(self.platform)

@@ -45,9 +45,10 @@ class FakeRunner(ModelRunner):
         self.drafting = None
         self.head = self._make_head()
         self.num_blocks, self._block_size = cache.num_gpu_blocks_override, cache.block_size
+        self.bytes_per_token = 0
         self.backend = StepAttention()
         self.table = BlockTable(
-            BlockPool(self.num_blocks), scheduling.max_num_seqs, config.model_config.max_model_len,
+            [BlockPool(self.num_blocks)], scheduling.max_num_seqs, config.model_config.max_model_len,
             self._block_size, [None],
         )  # fmt: skip
         self._cached, self._drafted = (np.full(self.num_blocks * self._block_size, -1) for _ in range(2))

@@ -41,11 +41,11 @@ class InterpretedPlatform(CpuPlatform):
         return fix_order
 
     def paged_attention(
-        self, layout: Layout, num_blocks: int, block_size: int, dtype: torch.dtype
+        self, layout: Layout, pool_sizes: list[int], block_size: int, dtype: torch.dtype
     ) -> AttentionBackend:
         from engine_server.modeling.attention.triton_backend import TritonAttention
 
-        return TritonAttention(layout, num_blocks, block_size, dtype, self, processors=1)
+        return TritonAttention(layout, pool_sizes, block_size, dtype, self, processors=1)
 
 
 def kernel_platform(device: torch.device) -> Platform:

@@ -89,6 +89,7 @@ class LocalCore:
         assert self.may_start.wait(START_SECONDS)
         return Ready(
             NUM_BLOCKS,
+            bytes_per_token=64,
             batch_invariant=False,
             kernels="none: steps are scripted",
             memory={"weights": 5, "kv_cache": 7},

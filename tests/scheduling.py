@@ -1,12 +1,14 @@
 """Schedulers without a model, for tests of the scheduler."""
 
-from engine_server.config import SchedulerConfig
+from engine_server.config import CacheConfig, SchedulerConfig
 from engine_server.core.cache.block_pool import BlockPool
 from engine_server.core.cache.block_table import BlockTable
 from engine_server.core.scheduling.batch import Batch, sampled_part
 from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.core.scheduling.scheduler import Scheduler
 from engine_server.core.scheduling.step_result import StepResult
+from engine_server.modeling.memory.cache_layout import Layout
+from engine_server.modeling.memory.kv_cache import pool_sizes
 from engine_server.modeling.window import Window
 from engine_server.requests.messages import RequestStep
 from engine_server.requests.sampling_params import SamplingParams
@@ -23,12 +25,20 @@ def make(
     chunked: bool = True,
     windows: tuple[Window | None, ...] = (None,),
     caching: bool = True,
+    pools: tuple[int, ...] = (),
     **limits: int,
 ) -> Scheduler:
-    table = BlockTable(BlockPool(num_blocks * len(windows)), seats, LONGEST, BLOCK, windows)
+    """Return a scheduler whose kinds of attention, those of `windows`, share a pool or have those of `pools`."""
     config = SchedulerConfig(
         max_num_batched_tokens=budget, max_num_seqs=seats, enable_chunked_prefill=chunked, **limits
     )
+    cache = CacheConfig(
+        block_size=BLOCK, gpu_memory_utilization=0.9, kv_cache_memory_bytes=None, num_gpu_blocks_override=None,
+        enable_prefix_caching=caching,
+    )  # fmt: skip
+    layout = Layout(list(windows), list(pools or [0] * len(windows)), [], [], [])
+    sizes = [BlockPool(size) for size in pool_sizes(cache, config, layout, num_blocks)]
+    table = BlockTable([sizes[pool] for pool in layout.pools], seats, LONGEST, BLOCK, windows)
     return Scheduler(config, table, [EOS], caching, lambda block_ids: None)
 
 

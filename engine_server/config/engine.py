@@ -54,14 +54,21 @@ class EngineConfig(msgspec.Struct, frozen=True):
             raise ValueError("enable_prompt_adapter is set; a pooling model takes no prompt adapters")
 
     def as_started(
-        self, num_blocks: int, batch_invariant: bool, kernels: str, memory: dict[str, int]
+        self,
+        num_blocks: int,
+        bytes_per_token: int,
+        batch_invariant: bool,
+        kernels: str,
+        memory: dict[str, int],
     ) -> Self:
         """Return the config with what the core knows once the model is loaded.
 
-        num_blocks: of the KV cache; batch_invariant: the effective state of the mode; kernels: those in use; memory:
-        bytes of the device by part of the engine.
+        num_blocks, bytes_per_token: of the KV cache, 0 without one; batch_invariant: the effective state of the mode;
+        kernels: those in use; memory: bytes of the device by part of the engine.
         """
-        cache = msgspec.structs.replace(self.cache_config, num_gpu_blocks=num_blocks)
+        cache = msgspec.structs.replace(
+            self.cache_config, num_gpu_blocks=num_blocks, bytes_per_token=bytes_per_token or None
+        )
         model = msgspec.structs.replace(self.model_config, batch_invariant=batch_invariant)
         if model.fit_max_model_len and num_blocks:
             fitting = min(model.max_model_len, num_blocks * cache.block_size)

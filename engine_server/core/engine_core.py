@@ -73,6 +73,7 @@ class EngineCore:
         self.executor = Executor(config, on_phase, on_death, self.progress)
         self.table = self.executor.runner.table
         self.num_blocks = self.executor.runner.num_blocks
+        self.bytes_per_token = self.executor.runner.bytes_per_token
         self.batch_invariant = self.executor.runner.batch_invariant
         self.kernels = self.executor.runner.kernels
         self.memory = self.executor.runner.memory.sizes

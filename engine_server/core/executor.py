@@ -118,8 +118,8 @@ class Executor:
         self._workers.broadcast("put_adapter", slot, adapter)
         self.runner.put_adapter(slot, adapter)
 
-    def erase(self, block_ids: list[int]) -> None:
-        """Zero the content of blocks."""
+    def erase(self, block_ids: list[list[int]]) -> None:
+        """Zero the content of blocks of each pool."""
         self._workers.broadcast("erase", block_ids)
         self.runner.erase(block_ids)
 
@@ -143,7 +143,8 @@ class Executor:
 
         It is to be called while the cache is blank, and leaves it so. draft: of the draft model, or of the draft head.
         """
-        most = min(self.runner.config.scheduler_config.max_num_rows, self.runner.table.pool.num_blocks)
+        pools = self.runner.table.pools
+        most = min(self.runner.config.scheduler_config.max_num_rows, *(pool.num_blocks for pool in pools))
         counts = [1 << power for power in range(most.bit_length())]
         measured: dict[int, float] = {}
         begun = time.perf_counter()
@@ -151,7 +152,7 @@ class Executor:
             if time.perf_counter() - begun > MEASURING_SECONDS:
                 break
             measured[count] = min(self._seconds_of_decodes(count, draft) for _ in range(MEASUREMENTS))
-        self.erase([*range(max(measured))])
+        self.erase([[*range(max(measured))]] * len(pools))
         return measured
 
     def _seconds_of_decodes(self, count: int, draft: bool) -> float:

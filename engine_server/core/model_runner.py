@@ -37,7 +37,7 @@ from engine_server.modeling.loading.invariance import settle_invariance
 from engine_server.modeling.loading.probe import probe
 from engine_server.modeling.memory.cache_layout import Layout, lay_out
 from engine_server.modeling.memory.host_memory import keep_freed_memory, return_freed_memory
-from engine_server.modeling.memory.kv_cache import cache_dtype, num_blocks
+from engine_server.modeling.memory.kv_cache import cache_dtype, num_blocks, pool_sizes
 from engine_server.modeling.memory.memory_ledger import MemoryLedger
 from engine_server.modeling.platform.choice import choose_platform
 from engine_server.modeling.progress import ProgressClock
@@ -100,8 +100,9 @@ class ModelRunner:
         # None: neither a draft model nor a draft head drafts.
         self.drafting = self._load_drafting(layout, progress)
         self.num_blocks = self._count_blocks(layout)
-        pool = BlockPool(self.num_blocks * len(layout.windows))
-        self.backend = self._allocate_cache(layout, pool.num_blocks)
+        self.bytes_per_token = layout.token_bytes(self._cache_dtype)
+        sizes = pool_sizes(config.cache_config, scheduling, layout, self.num_blocks)
+        self.backend = self._allocate_cache(layout, sizes)
         # Results are bitwise independent of batch composition.
         self.batch_invariant = settle_invariance(
             config.model_config, self.model, self.backend, self.platform, ranks
@@ -111,13 +112,16 @@ class ModelRunner:
             logger.info("kernels: %s", self.kernels)
         self._context = ForwardContext(self.backend, self.timer, progress)
         block_size, longest = config.cache_config.block_size, config.model_config.max_model_len
-        self.table = BlockTable(pool, rows, longest, block_size, layout.windows)
+        pools = [BlockPool(size) for size in sizes]
+        self.table = BlockTable(
+            [pools[number] for number in layout.pools], rows, longest, block_size, layout.windows
+        )
         most_rows = max(scheduling.max_num_rows, MOST_COMPARED)
         self.staging = Staging(
             scheduling.max_num_batched_tokens, most_rows, self.table.ids.shape, self.platform
         )
         if self.drafting is not None:
-            self.drafting.allocate(pool.num_blocks, self.staging, self._context)
+            self.drafting.allocate(sizes, self.staging, self._context)
         # Tensors whose memory `sleep` freed, with their shapes.
         self._freed: list[tuple[Tensor, torch.Size]] = []
         self._staged: Staged | None = None
@@ -191,8 +195,8 @@ class ModelRunner:
         assert self.loaded.adapted is not None
         self.loaded.adapted.put(slot, adapter)
 
-    def erase(self, block_ids: list[int]) -> None:
-        """Zero the content of blocks."""
+    def erase(self, block_ids: list[list[int]]) -> None:
+        """Zero the content of blocks of each pool."""
         self.backend.erase(block_ids)
         if self.drafting is not None:
             self.drafting.erase(block_ids)
@@ -232,7 +236,7 @@ class ModelRunner:
             return
         if self.platform.compiles_late:
             self._warm_up()
-        scheduling, num_blocks = self.config.scheduler_config, self.table.pool.num_blocks
+        scheduling, num_blocks = self.config.scheduler_config, min(one.num_blocks for one in self.table.pools)
         # Each sequence has a block at least.
         most = min(scheduling.max_num_rows, num_blocks)
         num_slots = num_blocks * self.config.cache_config.block_size
@@ -337,43 +341,45 @@ class ModelRunner:
 
     def _load_drafting(self, layout: Layout, progress: ProgressClock | None) -> DraftSteps | None:
         """Load the draft model, or bind the draft head, if the engine has one; layout: of the target's cache."""
-        draft, windows = self.config.for_draft(), layout.windows
+        draft = self.config.for_draft()
         if draft is None and not self.loaded.has_head:
             return None
         drafting: DraftSteps
         with self.memory.taking("draft buffers") as tensors:
             if draft is not None:
-                drafting = DraftModelSteps(draft, self.platform, self.memory, self.ranks, progress, windows)
+                drafting = DraftModelSteps(draft, self.platform, self.memory, self.ranks, progress, layout)
             else:
                 drafting = DraftHeadSteps(
-                    self.config, self.platform, self.memory, self.ranks, self.loaded, windows
+                    self.config, self.platform, self.memory, self.ranks, self.loaded, layout
                 )
             tensors += drafting.buffers
         drafting.reserve()
         return drafting
 
     @property
+    def _cache_dtype(self) -> torch.dtype:
+        return cache_dtype(self.config.cache_config, self.model.dtype, self.platform)
+
+    @property
     def _models(self) -> list[LoadedModel]:
         return [self.loaded] if self.drafting is None else [self.loaded, *self.drafting.models]
 
     def _count_blocks(self, layout: Layout) -> int:
-        config, model_config = self.config.cache_config, self.config.model_config
-        dtype = cache_dtype(config, self.model.dtype, self.platform)
+        model_config = self.config.model_config
         least = 1 if model_config.fit_max_model_len else model_config.max_model_len
-        layouts = [(layout, dtype)]
+        layouts = [(layout, self._cache_dtype)]
         if self.drafting is not None:
             layouts.append((self.drafting.layout, self.drafting.dtype))
-        count = num_blocks(config, layouts, self.memory, least)
+        count = num_blocks(self.config, layouts, self.memory, least)
         return self.ranks.least(count, self.device) if self.ranks.size > 1 else count
 
-    def _allocate_cache(self, layout: Layout, count: int) -> AttentionBackend:
+    def _allocate_cache(self, layout: Layout, sizes: list[int]) -> AttentionBackend:
         """Allocate the cache's blocks; an encoder has none."""
         if not layout.shapes:
             return self.platform.step_attention()
-        config = self.config.cache_config
-        dtype = cache_dtype(config, self.model.dtype, self.platform)
+        size = self.config.cache_config.block_size
         with self.memory.taking("KV cache") as tensors:
-            backend = self.platform.paged_attention(layout, count, config.block_size, dtype)
+            backend = self.platform.paged_attention(layout, sizes, size, self._cache_dtype)
             tensors += backend.caches
         return backend
 

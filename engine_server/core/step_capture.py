@@ -290,7 +290,7 @@ class StepCapture:
 
     def _erase(self, step: EagerStep, tokens: int) -> None:
         """Zero what an example of that many tokens has written to the cache."""
-        step.context.backend.erase([*range(-(-tokens // self._config.cache_config.block_size))])
+        step.context.backend.erase_first(-(-tokens // self._config.cache_config.block_size))
 
     @torch.inference_mode()
     def _compare(self, step: EagerStep) -> None:

@@ -91,7 +91,7 @@ class AsyncLLM(CoreOperations):
             garbage.settle()
             ready = self._core.wait_until_ready(on_phase, on_load)
             self.config = config.as_started(
-                ready.num_blocks, ready.batch_invariant, ready.kernels, ready.memory
+                ready.num_blocks, ready.bytes_per_token, ready.batch_invariant, ready.kernels, ready.memory
             )
             self._front_end = FrontEnd(self.config, tokenizer, vocabulary, log_stats, stat_loggers)
         except BaseException:

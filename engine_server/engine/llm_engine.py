@@ -85,7 +85,9 @@ class LLMEngine:
         tokenizer = load_tokenizer(model_config)
         self._core = EngineCore(config, lambda name, seconds: logger.info("%s: %.1f s", name, seconds))
         core = self._core
-        self.config = config.as_started(core.num_blocks, core.batch_invariant, core.kernels, core.memory)
+        self.config = config.as_started(
+            core.num_blocks, core.bytes_per_token, core.batch_invariant, core.kernels, core.memory
+        )
         vocabulary = model_vocabulary(tokenizer, model_config)
         if vocabulary is not None:
             self._core.handle(vocabulary)

@@ -188,7 +188,10 @@ class Phase(Message):
 class Ready(Message):
     """The report that the core has started and takes requests."""
 
+    # Of each kind of attention without a window.
     num_blocks: int
+    # Of the first rank's KV cache; 0: there is none.
+    bytes_per_token: int
     # Results are bitwise independent of batch composition.
     batch_invariant: bool
     # The kernels in use, for people.

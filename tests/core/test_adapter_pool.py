@@ -199,7 +199,7 @@ def test_every_request_ends_whatever_adapters_of_both_kinds_it_names(
         patch.setattr(adapter_pool, "ThreadPoolExecutor", Reader)
         loras = Pool(slots, slots + more)
         pools = AdapterPools(loras, prompt_pool(prompts))
-    table = BlockTable(BlockPool(60), 4, 32, 4, [None])
+    table = BlockTable([BlockPool(60)], 4, 32, 4, [None])
     config = SchedulerConfig(max_num_batched_tokens=16, max_num_seqs=4, enable_chunked_prefill=True)
     scheduler = Scheduler(config, table, [], True, lambda block_ids: None, adapters=pools)
     arrivals = list(enumerate(wanted))

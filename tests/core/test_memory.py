@@ -81,7 +81,7 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_cache_size_leaves_room_for_steps_and_the_spared_share(a_gpu, tiny_llama: Path) -> None:
     layout = lay_out([LayerShape(kv_heads=8, key_dim=128, value_dim=128)] * 32, 4096)
     block = 16 * 32 * 8 * 256 * 2
-    config = EngineArgs(model=str(tiny_llama), skip_tokenizer_init=True).create_engine_config().cache_config
+    config = EngineArgs(model=str(tiny_llama), skip_tokenizer_init=True).create_engine_config()
     ledger = MemoryLedger(GPU)
     with ledger.running("largest step"):
         pass
@@ -104,7 +104,7 @@ def test_cache_of_a_given_size_is_advised_about_by_its_setting_alone(a_gpu, tiny
     ledger = MemoryLedger(GPU)
     ledger.record("weights", 20 * GIB)
     with pytest.raises(ValueError, match=r"max_model_len, or raise kv_cache_memory_bytes$"):
-        num_blocks(args.create_engine_config().cache_config, [(layout, torch.bfloat16)], ledger, 4096)
+        num_blocks(args.create_engine_config(), [(layout, torch.bfloat16)], ledger, 4096)
 
 
 def test_out_of_memory_error_names_sizes_and_advice(a_gpu) -> None:
@@ -277,7 +277,7 @@ def test_triton_attention_refuses_heads_larger_than_its_kernels_support() -> Non
     with pytest.raises(
         UnsupportedModelError, match="heads have 576 dims, of which the kernels take 512 at most"
     ):
-        TritonAttention(layout, 4, 16, torch.float32, CpuPlatform(), processors=1)
+        TritonAttention(layout, [4], 16, torch.float32, CpuPlatform(), processors=1)
 
 
 def test_load_of_a_draft_model_leaves_the_largest_steps_peak(tiny_llama: Path, monkeypatch) -> None:

@@ -36,7 +36,7 @@ def finish(scheduler: Scheduler, batch: Batch) -> None:
 @pytest.fixture
 def scheduler() -> Scheduler:
     """Return a scheduler with one long context among many short ones, and no prompt computed."""
-    table = BlockTable(BlockPool(12_000), ROWS, MAX_TOKENS, BLOCK_SIZE, [None])
+    table = BlockTable([BlockPool(12_000)], ROWS, MAX_TOKENS, BLOCK_SIZE, [None])
     config = SchedulerConfig(max_num_batched_tokens=200_000, max_num_seqs=ROWS, enable_chunked_prefill=True)
     scheduler = Scheduler(config, table, [], False, lambda block_ids: None)
     add(scheduler, "long", LONG_CONTEXT)
@@ -75,7 +75,7 @@ def test_decode_step_copies_no_block_table(scheduler: Scheduler) -> None:
 
 
 def test_only_prefill_of_a_prompt_embeds_request_is_eager() -> None:
-    table = BlockTable(BlockPool(40), 4, 64, BLOCK_SIZE, [None])
+    table = BlockTable([BlockPool(40)], 4, 64, BLOCK_SIZE, [None])
     config = SchedulerConfig(max_num_batched_tokens=8, max_num_seqs=4, enable_chunked_prefill=True)
     scheduler = Scheduler(config, table, [], False, lambda block_ids: None)
     embedded = GenerationRequest("embedded", [0] * 12, 12, SamplingParams(), 6)
@@ -92,7 +92,7 @@ def test_only_prefill_of_a_prompt_embeds_request_is_eager() -> None:
 
 
 def test_recomputed_prompt_embeds_end_where_the_output_begins() -> None:
-    table = BlockTable(BlockPool(40), 4, 64, BLOCK_SIZE, [None])
+    table = BlockTable([BlockPool(40)], 4, 64, BLOCK_SIZE, [None])
     config = SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=4, enable_chunked_prefill=True)
     scheduler = Scheduler(config, table, [], False, lambda block_ids: None)
     embedded = GenerationRequest("embedded", [0] * 12, 12, SamplingParams(), 6)

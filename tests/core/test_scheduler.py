@@ -44,8 +44,10 @@ class Device:
         assert column in self.scheduler.table.columns(kind, one.row)
         return kind, int(self.tables[kind][one.row][column]), offset
 
-    def erase(self, block_ids: list[int]) -> None:
-        for slot in [slot for slot in self.slots if slot[1] in block_ids]:
+    def erase(self, block_ids: list[list[int]]) -> None:
+        table = self.scheduler.table
+        erased = dict(zip(table.pools, block_ids, strict=True))
+        for slot in [slot for slot in self.slots if slot[1] in erased[table.pool_of[slot[0]]]]:
             del self.slots[slot]
 
     def run(self, batch: Batch) -> None:
@@ -55,7 +57,7 @@ class Device:
         staged = self.staging.put(inputs.step, inputs.sampling, None, inputs.table_changes)
         self.tables = staged.tables.numpy()
         assert (self.tables == self.staging.tables).all()
-        windows = self.scheduler.table.windows
+        windows, pool_of = self.scheduler.table.windows, self.scheduler.table.pool_of
         tokens = [
             (kind, scheduled.request, position)
             for kind in range(len(windows))
@@ -64,8 +66,9 @@ class Device:
         ]
         for kind, one, position in tokens:
             slot = self.slot(kind, one, position)
-            for other in range(len(windows)):  # kinds share tensors
-                self.slots.pop((other, *slot[1:]), None)
+            for other in range(len(windows)):  # kinds of one pool share tensors
+                if pool_of[other] is pool_of[kind]:
+                    self.slots.pop((other, *slot[1:]), None)
             self.slots[slot] = content(one, position)
         for kind, one, position in tokens:
             window = windows[kind]
@@ -80,6 +83,7 @@ def content(one: Request, position: int) -> tuple[int, ...]:
 
 a_window = st.builds(Window, st.integers(1, 20), st.booleans())
 several_windows = st.lists(st.none() | a_window, min_size=1, max_size=3, unique=True)
+pools_of_three = st.sampled_from([(0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1), (0, 1, 2)])
 numbers = st.integers(0, 7)
 operations = st.lists(
     st.one_of(
@@ -197,24 +201,36 @@ class Run:
 
 
 @example(  # a window passes a block before its last token is known
-    [("add", 1, 0, 9, 0), *[("step", set())] * 7], 10, 1, 1, False, [Window(1)], True, True, 0, 0, None
+    [("add", 1, 0, 9, 0), *[("step", set())] * 7],
+    10,
+    1,
+    1,
+    False,
+    [Window(1)],
+    True,
+    True,
+    0,
+    0,
+    None,
+    (0, 0, 0),
 )
 @example(  # a request is preempted while a step verifies its drafts, of which the first is wrong
     [("add", 1, 0, 9, 0), ("step", set()), ("draft", [8, 8]), ("sleep",)],
-    10, 8, 1, True, [None], True, True, 0, 0, None,
+    10, 8, 1, True, [None], True, True, 0, 0, None, (0, 0, 0),
 )  # fmt: skip
 @given(
     operations, st.integers(10, 40), st.integers(1, 64), st.integers(1, 8), st.booleans(), several_windows,
     st.booleans(), st.booleans(), st.integers(0, 12), st.integers(0, 3), st.one_of(st.none(), st.integers(5, 30)),
+    pools_of_three,
 )  # fmt: skip
 def test_any_plan_leaks_no_block_and_ends_every_request(
     plan, num_blocks: int, budget: int, seats: int, chunked: bool, windows: list[Window | None], caching: bool,
-    overlapped: bool, threshold: int, max_partial: int, rope_limit: int | None,
+    overlapped: bool, threshold: int, max_partial: int, rope_limit: int | None, pools: tuple[int, ...],
 ) -> None:  # fmt: skip
     """Prompts share a prefix. Every token that is attended to was computed, and no request receives too many tokens."""
     scheduler = make(
         num_blocks, budget if chunked else max(budget, LONGEST), seats, chunked, tuple(windows), caching,
-        long_prefill_token_threshold=threshold, max_num_partial_prefills=max_partial,
+        pools[: len(windows)], long_prefill_token_threshold=threshold, max_num_partial_prefills=max_partial,
     )  # fmt: skip
     if rope_limit is not None:
         scheduler.rope_regime = lambda request: int(len(request.token_ids) > rope_limit)
@@ -279,7 +295,7 @@ def test_block_that_a_preempted_request_did_not_fill_is_not_cached() -> None:
     run(scheduler, scheduler.schedule())
     batch = scheduler.schedule()
     assert [scheduled.request.request_id for scheduled in batch] == ["first"]
-    assert [(0, digest) in scheduler.table.pool for digest in last.hashes] == [True, False]
+    assert [(0, digest) in scheduler.table.whole_pool for digest in last.hashes] == [True, False]
 
 
 def test_failed_request_keeps_cached_blocks_of_others() -> None:
@@ -296,7 +312,7 @@ def test_failed_request_keeps_cached_blocks_of_others() -> None:
 def test_blocks_of_a_failed_request_are_erased() -> None:
     scheduler = make(num_blocks=40, budget=64, seats=4)
     erased: list[int] = []
-    scheduler.erase = erased.extend
+    scheduler.erase = lambda block_ids: erased.extend(block_ids[0])
     scheduler.add(request("fails", 13, 2))
     [scheduled] = batch = scheduler.schedule()
     columns = scheduler.table.columns(0, scheduled.row)
@@ -377,7 +393,7 @@ def refused_prompt(chunked: bool, budget: int) -> tuple[Scheduler, CountingPool]
     """Return a scheduler in which a cached prompt of 36 tokens waits because another request runs."""
     pool = CountingPool(10)
     config = SchedulerConfig(max_num_batched_tokens=budget, max_num_seqs=4, enable_chunked_prefill=chunked)
-    table = BlockTable(pool, 4, LONGEST, BLOCK, [None])
+    table = BlockTable([pool], 4, LONGEST, BLOCK, [None])
     scheduler = Scheduler(config, table, [EOS], True, lambda block_ids: None)
     scheduler.add(request("cached", 36, 1))
     run(scheduler, scheduler.schedule())
@@ -475,21 +491,3 @@ def test_prompt_that_fits_whole_counts_as_no_partial_prefill() -> None:
     for name, prompt in (("long", [1] * 30), ("short", [2] * 5)):
         scheduler.add(GenerationRequest(name, prompt, len(prompt), SamplingParams(), 5))
     assert lengths(scheduler.schedule()) == {"long": 6, "short": 5}
-
-
-@pytest.mark.parametrize("in_flight", [False, True])
-def test_reset_of_prefix_cache_preempts_running_requests_when_asked_to(in_flight: bool) -> None:
-    scheduler = make(num_blocks=40, budget=64, seats=4)
-    scheduler.add(request("runs", 20, 6))
-    batch = scheduler.schedule()
-    if not in_flight:
-        scheduler.update(batch, [StepResult([7])])
-    assert not scheduler.reset_prefix_cache()
-    assert [one.request_id for one in scheduler.running] == ["runs"]
-    assert scheduler.reset_prefix_cache(reset_running_requests=True)
-    assert not scheduler.running
-    if in_flight:
-        scheduler.update(batch, [StepResult([7])])
-    batch = scheduler.schedule()
-    assert lengths(batch) == {"runs": 21}  # computed again, including its output token
-    scheduler.check_integrity()

@@ -80,7 +80,7 @@ def test_two_ranks_give_the_output_of_one(
     assert counts.accepted > 0
     adapted = without_values(answers(one, finish, greedy, lora_request=lora))
     assert without_values(answers(two, finish, greedy, lora_request=lora)) == adapted != expected
-    assert two.collective_rpc("erase", args=([],)) == [None, None]
+    assert two.collective_rpc("erase", args=([[]],)) == [None, None]
     with pytest.raises(RuntimeError, match=r"rank 0: AttributeError: .*; rank 1: AttributeError"):
         two.collective_rpc("unknown_method")
     two.sleep(level=2)

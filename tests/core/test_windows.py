@@ -85,24 +85,39 @@ def test_windowed_layers_give_the_tokens_of_transformers(
     for number, prompt in enumerate(PROMPTS):
         params = tiny_params(temperature=0, max_tokens=NEW_TOKENS, min_tokens=NEW_TOKENS)
         engine.add_request(number, {"prompt_token_ids": prompt}, params)
-    pool, backend = engine._core.scheduler.table.pool, engine._core.executor.runner.backend
+    pools, backend = engine._core.scheduler.table.pools, engine._core.executor.runner.backend
+    assert len(pools) == 2  # since two of three layers have a window
+    tensors = list(zip(backend.layout.tensor_pools, backend.keys, backend.values, strict=True))
     tokens: dict[str, list[int]] = {}
     while engine.has_unfinished_requests():
-        for cache in backend.caches:
-            cache[list(pool.blank_blocks)] = 1e4
+        for number, keys, values in tensors:
+            for pages in (keys, values):
+                pages.data[list(pools[number].blank_blocks)] = 1e4
         tokens |= {output.request_id: output.outputs[0].token_ids for output in engine.step()}
     assert [tokens[str(number)] for number in range(len(PROMPTS))] == expected
     assert engine.debug_state().scheduler.num_used_blocks == 0
 
 
-def test_layers_with_different_windows_share_cache_tensors() -> None:
+def test_kinds_with_equal_layers_share_a_pool_and_tensors() -> None:
+    window, other = Window(16), Window(32)
+    full, near, wide = LayerShape(2, 8, 8), LayerShape(2, 8, 8, window), LayerShape(2, 8, 8, other)
+    layout = lay_out([near, full, wide, near, full], longest=64)
+    assert layout.windows == [window, None, other]
+    assert layout.pools == [0, 0, 1]
+    assert layout.kinds == [0, 1, 2, 0, 1]
+    assert layout.tensors == [0, 0, 1, 2, 2]
+    assert layout.tensor_pools == [0, 1, 0]
+    assert layout.shapes == [full] * 3
+
+
+def test_kinds_that_differ_in_shapes_or_numbers_of_layers_have_a_pool_each() -> None:
     window = Window(16)
     full, near, wide = LayerShape(2, 8, 8), LayerShape(2, 8, 8, window), LayerShape(1, 16, 16, window)
-    layout = lay_out([near, near, full, wide], longest=64)
-    assert layout.windows == [window, None]
-    assert layout.kinds == [0, 0, 1, 0]
-    assert layout.tensors == [0, 1, 0, 2]
-    assert layout.shapes == [full, full, wide._replace(window=None)]
+    for layers in ([near, full, near], [wide, full], [near, full, wide]):
+        layout = lay_out(layers, longest=64)
+        assert layout.pools == [0, 1]
+        assert layout.tensors == [*range(len(layers))]
+        assert layout.tensor_pools == layout.kinds
 
 
 def test_window_as_long_as_the_context_counts_as_no_window() -> None:

@@ -29,7 +29,7 @@ def decode_step(
     run_passes(model, platform)
     shape = LayerShape(model.config.num_key_value_heads, model.config.head_dim, model.config.head_dim, None)
     layout = lay_out([shape] * model.config.num_hidden_layers, CONTEXT)
-    backend = platform.paged_attention(layout, DECODES, BLOCK_SIZE, torch.float32)
+    backend = platform.paged_attention(layout, [DECODES], BLOCK_SIZE, torch.float32)
     rows = np.arange(DECODES)
     ones, contexts = np.ones_like(rows), np.full_like(rows, CONTEXT)
     positions, slots = contexts - 1, rows * BLOCK_SIZE + CONTEXT - 1

@@ -55,7 +55,7 @@ def test_decodes_in_bfloat16_are_close_to_float32(count: int) -> None:
     """Few and many decodes use different code paths; blocks are scattered, and contexts have all lengths up to 60."""
     generator = torch.Generator().manual_seed(count)
     layout = lay_out([LayerShape(kv_heads=2, key_dim=16, value_dim=16, window=None)], 64)
-    backend = TorchAttention(layout, 4 * count, 16, torch.bfloat16, CpuPlatform())
+    backend = TorchAttention(layout, [4 * count], 16, torch.bfloat16, CpuPlatform())
     blocks = torch.randperm(4 * count, generator=generator).view(count, 4).to(torch.int32).numpy()
     lengths = np.arange(count) % 60 + 1
     wanted = []

@@ -73,7 +73,8 @@ class Cache:
         shapes = probe(target, target.config, 4, CPU)
         self.layout = lay_out([*shapes, head.cache_shape()], LONGEST)
         kinds = len(self.layout.windows)
-        self.backend = platform.paged_attention(self.layout, NUM_BLOCKS * kinds, BLOCK_SIZE, target.dtype)
+        sizes = [NUM_BLOCKS * kinds] * self.layout.num_pools
+        self.backend = platform.paged_attention(self.layout, sizes, BLOCK_SIZE, target.dtype)
         self.context = ForwardContext(self.backend)
         # [kinds, sequences, blocks]
         self.tables = (

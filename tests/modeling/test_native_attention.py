@@ -60,7 +60,7 @@ class Cache:
         layout = lay_out([LayerShape(heads.kv, heads.key_dim, heads.value_dim, scoring.window)], 1 << 20)
         width = -(-max(contexts) // block_size)
         self.blocks = torch.randperm(width * len(contexts), generator=generator).view(-1, width).int().numpy()
-        self.backend = NativeAttention(layout, self.blocks.size, block_size, cache_dtype or dtype, CPU)
+        self.backend = NativeAttention(layout, [self.blocks.size], block_size, cache_dtype or dtype, CPU)
         for cache in self.backend.caches:  # as if used by others before
             cache.view(torch.uint8).fill_(0xFF)
         self.tensors = [

@@ -154,7 +154,7 @@ def test_log_of_triton_kernels_has_the_launch_settings_of_the_heads(monkeypatch:
     layout = lay_out(
         [LayerShape(2, 128, 128), LayerShape(1, 64, 64), LayerShape(2, 128, 128, Window(8))], longest=64
     )
-    attention = TritonAttention(layout, 1, 16, torch.bfloat16, CpuPlatform(), processors=1)
+    attention = TritonAttention(layout, [1, 1], 16, torch.bfloat16, CpuPlatform(), processors=1)
     assert attention.describe(32, torch.bfloat16) == (
         "TritonAttention, decode 64: 32 rows, 64 keys, 2 warps, 5 stages; decode 128: 16 rows, 64 keys, 2 warps, "
         "5 stages; prefill 64: 128 rows, 64 keys, 8 warps, 5 stages; prefill 128: 128 rows, 64 keys, 8 warps, 5 stages"

@@ -42,8 +42,8 @@ def test_logprobs_with_a_quantised_cache_are_close_to_those_without(
 
 def test_float8_cache_has_about_twice_as_many_blocks(tiny_llama: Path) -> None:
     heads = lay_out([LayerShape(kv_heads=8, key_dim=128, value_dim=128)], 64)
-    assert heads.block_bytes(16, torch.bfloat16) == 16 * 8 * 2 * 128 * 2
-    assert heads.block_bytes(16, FLOAT8) == 16 * 8 * 2 * (128 + 4)  # a scale has 4 bytes
+    assert heads.block_bytes(16, torch.bfloat16) == [16 * 8 * 2 * 128 * 2]
+    assert heads.block_bytes(16, FLOAT8) == [16 * 8 * 2 * (128 + 4)]  # a scale has 4 bytes
     blocks = {
         cache_dtype: make(tiny_llama, cache_dtype, dtype="bfloat16", kv_cache_memory_bytes=1 << 16)
         .config.cache_config.num_gpu_blocks
@@ -63,10 +63,10 @@ def test_int8_rows_of_any_magnitude_keep_seven_bits() -> None:
 
 def test_erasing_a_block_erases_its_scales() -> None:
     layout = lay_out([LayerShape(kv_heads=2, key_dim=8, value_dim=4)], 64)
-    backend = TorchAttention(layout, 3, 16, FLOAT8, CpuPlatform())
+    backend = TorchAttention(layout, [3], 16, FLOAT8, CpuPlatform())
     for cache in backend.caches:
         cache.fill_(torch.nan)
-    backend.erase([1])
+    backend.erase([[1]])
     assert len(backend.caches) == 4
     assert all(
         torch.equal(cache.float().isnan().flatten(1).all(1), torch.tensor([1, 0, 1]).bool())

@@ -7,12 +7,11 @@ import torch
 import transformers
 from architectures import SHARED, SIZES, WINDOW
 
-from engine_server import EngineArgs, LLMEngine
+from engine_server import EngineArgs
 from engine_server.modeling.attention.hook import IMPLEMENTATION
 from engine_server.modeling.loading.probe import probe
 from engine_server.modeling.memory.cache_layout import LayerShape, lay_out
 from engine_server.modeling.window import Window
-from engine_server.server.api.server_info import describe
 
 CPU = torch.device("cpu")
 GEMMA_4 = {"global_head_dim": 16, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 96}
@@ -31,10 +30,7 @@ def test_layers_that_share_keys_and_values_are_found_and_cached_once() -> None:
     assert layout.readers == {3, 4}
     assert [layout.tensors[layer] for layer in (3, 4)] == [layout.tensors[layer] for layer in (1, 2)]
     heads, dims = SIZES["num_key_value_heads"], 2 * SHARED["head_dim"] + GEMMA_4["global_head_dim"]
-    assert (
-        layout.block_bytes(1, torch.float32)
-        == len(layout.windows) * torch.float32.itemsize * 2 * heads * dims
-    )
+    assert layout.token_bytes(torch.float32) == torch.float32.itemsize * 2 * heads * dims
 
 
 @pytest.mark.transformers
@@ -51,26 +47,10 @@ def test_embeddings_in_place_of_tokens_are_refused_where_layers_have_inputs_by_t
     assert config.create_engine_config().prompt_adapter_config is None
 
 
-@pytest.mark.transformers
-def test_server_info_shows_the_bytes_of_a_token_in_the_cache(tmp_path: Path) -> None:
-    kind = transformers.LlamaForCausalLM
-    kind(kind.config_class(**SIZES)).save_pretrained(tmp_path)
-    engine = LLMEngine.from_engine_args(
-        EngineArgs(
-            model=str(tmp_path), dtype="float32", skip_tokenizer_init=True, max_model_len=16, block_size=16,
-            num_gpu_blocks_override=4, disable_log_stats=True,
-        )
-    )  # fmt: skip
-    dim = SIZES["hidden_size"] // SIZES["num_attention_heads"]
-    numbers = 2 * SIZES["num_hidden_layers"] * SIZES["num_key_value_heads"] * dim
-    shown = describe(engine.config)["cache_config"]
-    assert shown["bytes_per_token"] == torch.float32.itemsize * numbers
-
-
 def test_readers_use_the_kind_and_the_tensor_of_their_source() -> None:
     window, full = LayerShape(2, 8, 8, Window(WINDOW)), LayerShape(2, 8, 8)
     layout = lay_out([window, full, full, window._replace(source=0), full._replace(source=2)], 64)
     assert layout.windows == [Window(WINDOW), None]
     assert layout.kinds == [0, 1, 1, 0, 1]
-    assert layout.tensors == [0, 0, 1, 0, 1]
+    assert layout.tensors == [0, 1, 2, 0, 2]
     assert layout.readers == {3, 4}

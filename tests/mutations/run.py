@@ -15,12 +15,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import cache
 import plan
 import router
 import scheduler
 from fault import Fault
 
-PARTS = {"scheduler": scheduler.FAULTS, "router": router.FAULTS, "plan": plan.FAULTS}
+PARTS = {"cache": cache.FAULTS, "scheduler": scheduler.FAULTS, "router": router.FAULTS, "plan": plan.FAULTS}
 CHECKOUT = Path(__file__).parents[2]
 # Compiled, so git does not track them.
 KERNELS = "engine_server/modeling/native/*.so"

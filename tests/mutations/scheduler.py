@@ -19,7 +19,7 @@ FAULTS = (
     Fault(
         "a waiting prompt is looked up in every step",
         SCHEDULER,
-        "return too_long or self.table.pool.num_free < refusal.num_blocks",
+        "return too_long or not self.table.has_free(refusal.num_blocks)",
         "return False",
         SCHEDULER_TESTS,
     ),

@@ -104,7 +104,7 @@ def test_settings_that_change_streams_change_their_hash_and_no_others_do(model: 
 
 def test_effective_batch_invariance_changes_the_fingerprint(model: Path) -> None:
     config = EngineArgs(model=str(model)).create_engine_config()
-    prints = {fingerprint(config.as_started(100, invariant, "", {}), None) for invariant in (True, False)}
+    prints = {fingerprint(config.as_started(100, 64, invariant, "", {}), None) for invariant in (True, False)}
     assert len(prints) == 2
 
 

@@ -124,6 +124,7 @@ def test_prometheus_exposes_recorded_statistics() -> None:
     assert values[key("request_params_max_tokens_sum")] == 5
     settings = {
         "block_size": "16",
+        "bytes_per_token": "None",
         "cache_dtype": "auto",
         "enable_prefix_caching": "True",
         "engine": "0",

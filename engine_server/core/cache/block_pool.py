@@ -94,14 +94,11 @@ class BlockPool:
         self._blank += reversed(blanks)
         return blanks
 
-    def reset(self) -> bool:
-        """Remove all blocks from the index. Return False and change nothing while a block is held."""
-        if self.num_free < self.num_blocks:
-            return False
+    def reset(self) -> None:
+        """Remove all blocks from the index. None may be held."""
         self._blank += self._cached
         for index in (self._cached, self._keys, self._blocks):
             index.clear()
-        return True
 
     def check_integrity(self, held: Mapping[int, int]) -> None:
         """Assert that each block is either free in one list or counted as held, and that the index is one to one.

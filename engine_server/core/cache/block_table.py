@@ -13,17 +13,31 @@ from engine_server.modeling.window import Window
 class BlockTable:
     """The block ids of running requests: `ids` is int32 [kinds, rows, columns], with one row per request.
 
-    A kind of attention is a window, or None for the whole context; layers of one kind share their blocks. Token t of
-    the request in row r is stored in block `ids[kind, r, t // block_size]`, at offset t % block_size. Blocks that a
-    window has passed are released; their cells, and those of columns without a block, are undefined.
+    A kind of attention is a window, or None for the whole context; layers of one kind share their blocks, and kinds may
+    share a pool. A row gets the blocks that it needs of all pools, or none. Token t of the request in row r is stored
+    in block `ids[kind, r, t // block_size]`, at offset t % block_size. Blocks that a window has passed are released;
+    their cells, and those of columns without a block, are undefined.
     """
 
     def __init__(
-        self, pool: BlockPool, rows: int, max_tokens: int, block_size: int, windows: Sequence[Window | None]
+        self,
+        pools: Sequence[BlockPool],
+        rows: int,
+        max_tokens: int,
+        block_size: int,
+        windows: Sequence[Window | None],
     ) -> None:
-        self.pool = pool
+        """pools: of each kind."""
+        # Each pool once, and with its kinds.
+        self.pools = list(dict.fromkeys(pools))
+        self._kinds = [(one, [kind for kind, own in enumerate(pools) if own is one]) for one in self.pools]
+        # By kind: its pool, and the pool's number.
+        self.pool_of = tuple(pools)
+        self._numbers = [self.pools.index(pool) for pool in pools]
         self.block_size = block_size
         self.windows = tuple(windows)
+        # The kinds with a window.
+        self._windowed = [(kind, window) for kind, window in enumerate(windows) if window is not None]
         shape = (len(self.windows), rows, self._num_blocks(max_tokens))
         self.ids: npt.NDArray[np.int32] = np.zeros(shape, dtype=np.int32)
         # By kind and row: the columns that have a block.
@@ -41,6 +55,21 @@ class BlockTable:
     def num_free_rows(self) -> int:
         return len(self._free_rows)
 
+    @property
+    def num_free(self) -> int:
+        """Number of free blocks of the pool that has the fewest."""
+        return min([pool.num_free for pool in self.pools], default=0)
+
+    @property
+    def usage(self) -> float:
+        """The share of blocks in use, 0 to 1, of the fullest pool."""
+        return max([pool.usage for pool in self.pools], default=0.0)
+
+    @property
+    def whole_pool(self) -> BlockPool:
+        """The pool of the kind without a window."""
+        return self.pool_of[self.windows.index(None)]
+
     def columns(self, kind: int, row: int) -> range:
         """Return the columns of a row that have a block."""
         return self._columns[kind][row]
@@ -55,7 +84,7 @@ class BlockTable:
         cached_from = [0] * len(self.windows)
         for count, digest in enumerate(hashes, 1):
             for kind, window in enumerate(self.windows):
-                if (kind, digest) not in self.pool:
+                if (kind, digest) not in self.pool_of[kind]:
                     if window is None:
                         return longest * self.block_size
                     cached_from[kind] = count
@@ -66,24 +95,31 @@ class BlockTable:
                 longest = count
         return longest * self.block_size
 
-    def num_missing(self, hashes: Sequence[bytes], cached: int, num_tokens: int, total: int) -> int:
-        """Return the number of free blocks needed to open a row with `cached` tokens and grow it to `num_tokens`.
+    def num_missing(self, hashes: Sequence[bytes], cached: int, num_tokens: int, total: int) -> list[int]:
+        """Return the free blocks of each kind needed to open a row with `cached` tokens and grow it to `num_tokens`.
 
         The arguments are those of `open` and `grow`.
         """
-        count, missing = cached // self.block_size, 0
+        count, missing = cached // self.block_size, []
         for kind, window in enumerate(self.windows):
             held = range(self._first_column(window, cached), count)
-            missing += self._num_blocks(total if window is None else num_tokens) - count
-            missing += self.pool.num_free_of((kind, hashes[column]) for column in held)
+            new = self._num_blocks(total if window is None else num_tokens) - count
+            missing.append(new + self.pool_of[kind].num_free_of((kind, hashes[column]) for column in held))
         return missing
+
+    def has_free(self, counts: Sequence[int]) -> bool:
+        """Return True if the pools have `counts` free blocks of each kind."""
+        for pool, kinds in self._kinds:  # noqa: SIM110 - a generator takes longer
+            if sum([counts[kind] for kind in kinds]) > pool.num_free:
+                return False
+        return True
 
     def open(self, hashes: Sequence[bytes], cached: int) -> int:
         """Take a row that begins with `cached` tokens, as `num_cached` counts them, and return its number."""
         row, count = self._free_rows.pop(), cached // self.block_size
         for kind, window in enumerate(self.windows):
             columns = range(self._first_column(window, cached), count)
-            block_ids = [self.pool.hold((kind, hashes[column])) for column in columns]
+            block_ids = [self.pool_of[kind].hold((kind, hashes[column])) for column in columns]
             self.ids[kind, row, columns.start : columns.stop] = block_ids
             self._columns[kind][row] = columns
             self._changed_from[kind, row] = columns.start
@@ -93,22 +129,24 @@ class BlockTable:
     def grow(self, row: int, computed: int, num_tokens: int, total: int) -> bool:
         """Make room for the tokens from `computed` to `num_tokens`.
 
-        Return False and take nothing if the pool has too few blocks.
+        Return False and take nothing if a pool has too few blocks.
         Kinds without a window get room for `total` tokens, so that a prompt that has begun can be finished.
         """
         if num_tokens <= self._unchanged_until[row]:
             return True
-        for kind, window in enumerate(self.windows):
+        for kind, window in self._windowed:
             self._release_before(kind, row, self._first_column(window, computed))
-        ends = [self._num_blocks(total if window is None else num_tokens) for window in self.windows]
-        missing = [max(0, end - columns[row].stop) for end, columns in zip(ends, self._columns, strict=True)]
-        if sum(missing) > self.pool.num_free:
+        missing = [
+            max(0, self._num_blocks(total if window is None else num_tokens) - columns[row].stop)
+            for window, columns in zip(self.windows, self._columns, strict=True)
+        ]
+        if not self.has_free(missing):
             return False
         for kind, count in enumerate(missing):
             if not count:
                 continue
             columns = self._columns[kind][row]
-            self.ids[kind, row, columns.stop : columns.stop + count] = self.pool.allocate(count)
+            self.ids[kind, row, columns.stop : columns.stop + count] = self.pool_of[kind].allocate(count)
             self._columns[kind][row] = range(columns.start, columns.stop + count)
             self._changed_from.setdefault((kind, row), columns.stop)
         self._unchanged_until[row] = self._next_change(row)
@@ -145,35 +183,42 @@ class BlockTable:
         for column in range(self._published[row], count):
             for kind, columns in enumerate(self._columns):
                 if column in columns[row]:  # a window may have passed it before its tokens were known
-                    self.pool.publish(int(self.ids[kind, row, column]), (kind, hashes[column]))
+                    self.pool_of[kind].publish(int(self.ids[kind, row, column]), (kind, hashes[column]))
         self._published[row] = max(self._published[row], count)
 
-    def close(self, row: int, computed: int) -> list[int]:
-        """Release a row and its blocks, and return the blocks that became blank.
+    def close(self, row: int, computed: int) -> list[list[int]]:
+        """Release a row and its blocks, and return the blocks of each pool that became blank.
 
-        Blocks that the row has published but not filled within `computed` tokens are removed from the pool's index.
+        Blocks that the row has published but not filled within `computed` tokens are removed from the pools' indexes.
         """
-        blanks = []
+        blanks: list[list[int]] = [[] for _ in self.pools]
         filled = max(self._found[row], computed // self.block_size)
         for kind, columns in enumerate(self._columns):
             for column in range(max(columns[row].start, filled), self._published[row]):
-                self.pool.forget(int(self.ids[kind, row, column]))
-            blanks += self._release_before(kind, row, columns[row].stop)
+                self.pool_of[kind].forget(int(self.ids[kind, row, column]))
+            blanks[self._numbers[kind]] += self._release_before(kind, row, columns[row].stop)
             columns[row] = range(0)
             self._changed_from.pop((kind, row), None)
         self._unchanged_until[row] = 0
         self._free_rows.append(row)
         return blanks
 
+    def reset(self) -> bool:
+        """Remove all blocks from the pools' indexes. Return False and change nothing while a block is held."""
+        if any(pool.num_free < pool.num_blocks for pool in self.pools):
+            return False
+        for pool in self.pools:
+            pool.reset()
+        return True
+
     def check_integrity(self) -> None:
         """Assert that hold counts match the rows, and that free rows have no blocks."""
-        held = Counter(
-            block_id
-            for kind, rows in enumerate(self._columns)
-            for row, columns in enumerate(rows)
-            for block_id in self.ids[kind, row, columns.start : columns.stop].tolist()
-        )
-        self.pool.check_integrity(held)
+        held: list[Counter[int]] = [Counter() for _ in self.pools]
+        for kind, rows in enumerate(self._columns):
+            for row, columns in enumerate(rows):
+                held[self._numbers[kind]].update(self.ids[kind, row, columns.start : columns.stop].tolist())
+        for pool, own in zip(self.pools, held, strict=True):
+            pool.check_integrity(own)
         free = set(self._free_rows)
         assert len(free) == len(self._free_rows), "a row is free twice"
         for kind, rows in enumerate(self._columns):
@@ -188,14 +233,13 @@ class BlockTable:
         if column <= columns.start:
             return []
         self._columns[kind][row] = range(column, columns.stop)
-        return self.pool.free(self.ids[kind, row, columns.start : column].tolist())
+        return self.pool_of[kind].free(self.ids[kind, row, columns.start : column].tolist())
 
     def _next_change(self, row: int) -> int:
         """Return the number of tokens up to which a row needs no further block and no window passes one."""
         limits = [columns[row].stop * self.block_size for columns in self._columns]
-        for window, columns in zip(self.windows, self._columns, strict=True):
-            if window is not None:
-                limits.append(window.passed_at((columns[row].start + 1) * self.block_size))
+        for kind, window in self._windowed:
+            limits.append(window.passed_at((self._columns[kind][row].start + 1) * self.block_size))
         return min(limits, default=0)
 
     def _first_column(self, window: Window | None, position: int) -> int:

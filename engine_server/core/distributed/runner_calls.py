@@ -19,7 +19,7 @@ ARGUMENT_TYPES: dict[str, Any] = {
     "put_adapter": tuple[int, LowRankAdapter],
     "join_head": tuple[()],
     "collective_rpc": tuple[str, list[Any], dict[str, Any]],
-    "erase": tuple[list[int]],
+    "erase": tuple[list[list[int]]],
     "sleep": tuple[int],
     "wake": tuple[str, int],
 }

@@ -14,7 +14,6 @@ from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.memory.cache_layout import Layout
 from engine_server.modeling.memory.memory_ledger import MemoryLedger
 from engine_server.modeling.platform.interface import Platform
-from engine_server.modeling.window import Window
 
 
 class DraftHeadSteps(DraftSteps):
@@ -32,9 +31,9 @@ class DraftHeadSteps(DraftSteps):
         memory: MemoryLedger,
         ranks: Communicator,
         target: LoadedModel,
-        windows: list[Window | None],
+        layout: Layout,
     ) -> None:
-        """Allocate the states; windows: of the target's kinds of attention. Raises UnsupportedModelError."""
+        """Allocate the states; layout: of the target's cache. Raises UnsupportedModelError."""
         head, scheduling = target.head, config.scheduler_config
         shape = head.cache_shape()
         if shape.window is not None:
@@ -42,9 +41,9 @@ class DraftHeadSteps(DraftSteps):
                 f"the draft head attends with a window of {shape.window.size} tokens, which is not supported"
             )
         count = head.layer + 1  # its layer is numbered after the target's, which are not in this cache
-        layout = Layout([None], [0] * count, [0] * count, [shape])
+        own = Layout([None], [0], [0] * count, [0] * count, [shape])
         hidden_size: int = head.module.config.hidden_size
-        super().__init__(config, platform, memory, ranks, target, layout, windows, hidden_size)
+        super().__init__(config, platform, memory, ranks, target, own, layout, hidden_size)
         self.models = []
         num_tokens = max(scheduling.max_num_batched_tokens, scheduling.max_num_rows)
         self._hidden = platform.zeros((num_tokens, hidden_size), head.module.dtype)

@@ -8,11 +8,10 @@ from engine_server.core.loaded_model import LoadedModel
 from engine_server.modeling.attention.interface import Staged, UnsupportedModelError
 from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.loading.probe import probe
-from engine_server.modeling.memory.cache_layout import lay_out
+from engine_server.modeling.memory.cache_layout import Layout, lay_out
 from engine_server.modeling.memory.memory_ledger import MemoryLedger
 from engine_server.modeling.platform.interface import Platform
 from engine_server.modeling.progress import ProgressClock
-from engine_server.modeling.window import Window
 
 # Tokens of the forward that shows the shapes of the layers' caches.
 PROBED_TOKENS = 2
@@ -28,9 +27,9 @@ class DraftModelSteps(DraftSteps):
         memory: MemoryLedger,
         ranks: Communicator,
         progress: ProgressClock | None,
-        windows: list[Window | None],
+        target: Layout,
     ) -> None:
-        """Load the model. config: the draft's own; windows: of the target's kinds of attention.
+        """Load the model. config: the draft's own; target: the layout of the target's cache.
 
         Raises UnsupportedModelError.
         """
@@ -45,7 +44,7 @@ class DraftModelSteps(DraftSteps):
         )  # fmt: skip
         # Windows limit what its layers attend to, not what the cache keeps.
         layout = lay_out([shape._replace(window=None) for shape in shapes], config.model_config.max_model_len)
-        super().__init__(config, platform, memory, ranks, loaded, layout, windows, loaded.split.hidden_size)
+        super().__init__(config, platform, memory, ranks, loaded, layout, target, loaded.split.hidden_size)
         self.models = [loaded]
 
     def _reserve(self, part: str, num_tokens: int) -> None:

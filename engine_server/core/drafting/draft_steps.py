@@ -18,13 +18,12 @@ from engine_server.modeling.memory.kv_cache import cache_dtype
 from engine_server.modeling.memory.memory_ledger import MemoryLedger
 from engine_server.modeling.platform.interface import Platform
 from engine_server.modeling.staging import Staging
-from engine_server.modeling.window import Window
 
 
 class DraftSteps(ABC):
     """Steps of a draft model or a draft head, which are staged like the target's, with the same block table.
 
-    A block of the target's cache stands for one of their own cache too, so that one pool serves both.
+    A block that the target's layers without a window use stands for one of their own cache too.
     """
 
     # Models that are loaded for these steps alone.
@@ -38,16 +37,16 @@ class DraftSteps(ABC):
         ranks: Communicator,
         loaded: LoadedModel,
         layout: Layout,
-        windows: list[Window | None],
+        target: Layout,
         hidden_size: int,
     ) -> None:
         """Allocate the buffers of captured steps.
 
-        config: that of `loaded`, the model that computes the steps; layout: of the cache, without windows; windows: of
-        the target's kinds of attention; hidden_size: of the states from which logits are computed. Raises
-        UnsupportedModelError if none of these kinds keeps the whole context.
+        config: that of `loaded`, the model that computes the steps; layout: of the cache, without windows; target: of
+        the target's cache; hidden_size: of the states from which logits are computed. Raises UnsupportedModelError if
+        none of the target's kinds of attention keeps the whole context.
         """
-        if None not in windows:
+        if None not in target.windows:
             raise UnsupportedModelError(
                 "every layer of the model has a window, so that blocks are freed before drafts are computed from them; "
                 "only method ngram is allowed"
@@ -57,7 +56,8 @@ class DraftSteps(ABC):
         self._memory = memory
         self._loaded = loaded
         self._captured = StepCapture(config, platform, ranks, loaded, hidden_size)
-        self.layout = layout._replace(windows=windows, kinds=[windows.index(None)] * len(layout.kinds))
+        whole = [target.windows.index(None)] * len(layout.kinds)
+        self.layout = layout._replace(windows=target.windows, pools=target.pools, kinds=whole)
         self.dtype = cache_dtype(config.cache_config, loaded.model.dtype, platform)
 
     @abstractmethod
@@ -83,14 +83,14 @@ class DraftSteps(ABC):
         """Return the target's hidden states [T, hidden] of a step, and keep those from which drafts continue."""
         return target.states(arguments)
 
-    def allocate(self, num_blocks: int, staging: Staging, target: ForwardContext) -> None:
+    def allocate(self, pool_sizes: list[int], staging: Staging, target: ForwardContext) -> None:
         """Allocate the cache, with as many blocks as the target's.
 
         staging: has the inputs of steps; target: the context of the target's forwards, whose clocks these share.
         """
         with self._memory.taking("KV cache of drafts") as tensors:
             self._backend = self._platform.paged_attention(
-                self.layout, num_blocks, self._config.cache_config.block_size, self.dtype
+                self.layout, pool_sizes, self._config.cache_config.block_size, self.dtype
             )
             tensors += self.caches
         self._context = ForwardContext(self._backend, target.timer, target.progress)
@@ -111,8 +111,8 @@ class DraftSteps(ABC):
         """The memory of the captured steps, except the buffers."""
         return self._captured.bytes
 
-    def erase(self, block_ids: list[int]) -> None:
-        """Zero the content of blocks."""
+    def erase(self, block_ids: list[list[int]]) -> None:
+        """Zero the content of blocks of each pool."""
         self._backend.erase(block_ids)
 
     def capture(self, most: int) -> None:

@@ -36,8 +36,8 @@ class Refusal(NamedTuple):
     request: Request
     # Number of tokens that were not cached.
     num_tokens: int
-    # Number of free blocks that admission takes.
-    num_blocks: int
+    # Number of free blocks of each kind that admission takes.
+    num_blocks: list[int]
 
 
 class Scheduler:
@@ -49,7 +49,7 @@ class Scheduler:
     no output is lost and the first request in order always makes progress.
 
     enable_prefix_caching: share blocks between requests with equal prefixes (vLLM's automatic prefix caching).
-    erase: zeroes blocks whose content is arbitrary, before other requests use them.
+    erase: zeroes blocks of each pool whose content is arbitrary, before other requests use them.
     rope_regime: returns the number that a request's keys depend on besides its tokens; when it changes, the keys are
         computed again.
     adapters: those that requests may name.
@@ -61,7 +61,7 @@ class Scheduler:
         table: BlockTable,
         eos_token_ids: Iterable[int],
         enable_prefix_caching: bool,
-        erase: Callable[[list[int]], None],
+        erase: Callable[[list[list[int]]], None],
         rope_regime: Callable[[Request], int] | None = None,
         adapters: AdapterPools = NO_POOLS,
     ) -> None:
@@ -224,7 +224,7 @@ class Scheduler:
         """
         if reset_running_requests:
             self.preempt_all()
-        return self.table.pool.reset()
+        return self.table.reset()
 
     def preempt_all(self) -> None:
         """Preempt all running requests, so that every block is free."""
@@ -236,7 +236,7 @@ class Scheduler:
         stats = SchedulerStats(
             num_running=len(self.running),
             num_waiting=len(self.waiting),
-            kv_cache_usage=self.table.pool.usage,
+            kv_cache_usage=self.table.usage,
             num_preemptions=self._num_preemptions,
             prefix_cache_queries=self._num_queried,
             prefix_cache_hits=self._num_hit,
@@ -249,12 +249,12 @@ class Scheduler:
 
     def debug_state(self) -> SchedulerState:
         """Copy the state, for tests and bug reports."""
-        pool = self.table.pool
+        pools = self.table.pools
         return SchedulerState(
             tuple(request.request_id for request in self.running),
             tuple(request.request_id for request in self.waiting),
-            pool.num_blocks,
-            pool.num_free,
+            sum(pool.num_blocks for pool in pools),
+            sum(pool.num_free for pool in pools),
             self.table.num_free_rows,
         )
 
@@ -319,7 +319,7 @@ class Scheduler:
         cached = self.table.num_cached(hashes)
         count = self._chunk(total - cached, budget)
         num_blocks = self.table.num_missing(hashes, cached, cached + count, total)
-        if (whole and count < total - cached) or self.table.pool.num_free < num_blocks:
+        if (whole and count < total - cached) or not self.table.has_free(num_blocks):
             self._refusal = Refusal(request, total - cached, num_blocks)
             return False
         self._refusal = None
@@ -345,7 +345,7 @@ class Scheduler:
         if refusal is None or refusal.request is not request:
             return False
         too_long = whole and self._chunk(refusal.num_tokens, budget) < refusal.num_tokens
-        return too_long or self.table.pool.num_free < refusal.num_blocks
+        return too_long or not self.table.has_free(refusal.num_blocks)
 
     def _chunk(self, num_tokens: int, budget: int) -> int:
         """Return how many of a request's `num_tokens` uncomputed tokens a step takes."""
@@ -383,7 +383,7 @@ class Scheduler:
         drafts = drafts[: max(0, min(spare, request.max_tokens - request.num_output - 1))]
         if request.pending > 1 or request.num_unknown or not drafts:  # they may be those of an earlier step
             return []
-        if self.table.pool.num_free < len(self.running):
+        if self.table.num_free < len(self.running):
             return []
         assert request.row is not None
         end = len(request.token_ids) + len(drafts)
@@ -472,8 +472,8 @@ class Scheduler:
         del self.requests[request.request_id]
         self.adapters.close(request.adapters, request.scheduled is not None)
 
-    def _release(self, request: Request, computed: int) -> list[int]:
-        """Remove a request from the running ones, and return the blocks that became blank.
+    def _release(self, request: Request, computed: int) -> list[list[int]]:
+        """Remove a request from the running ones, and return the blocks of each pool that became blank.
 
         computed: the number of its tokens that may stay cached.
         """

@@ -28,7 +28,7 @@ class ChainDrafter(Drafter):
 
     def _has_room(self, requests: Sequence[GenerationRequest]) -> bool:
         """Return False if blocks are so few that drafts might preempt a request."""
-        return self._table.pool.num_free >= len(requests)
+        return self._table.num_free >= len(requests)
 
     def _with_room(
         self, requests: Sequence[GenerationRequest], lengths: Sequence[int]

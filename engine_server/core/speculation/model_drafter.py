@@ -49,14 +49,14 @@ class Progress:
                 break
             self.computed += 1
         blocks = self.blocks(table, len(self.allocations) * table.block_size)
-        changed = np.flatnonzero(table.pool.allocations[blocks] != self.allocations)
+        changed = np.flatnonzero(table.whole_pool.allocations[blocks] != self.allocations)
         if len(changed):
             self.computed = min(self.computed, int(changed[0]) * table.block_size)
 
     def keep(self, table: BlockTable, drafts: list[int]) -> None:
         """Remember the drafts in the cache, and the allocations of its blocks."""
         self.drafts = drafts
-        self.allocations = table.pool.allocations[self.blocks(table, self.computed + len(drafts))]
+        self.allocations = table.whole_pool.allocations[self.blocks(table, self.computed + len(drafts))]
 
 
 class ModelDrafter(ChainDrafter):
@@ -76,7 +76,7 @@ class ModelDrafter(ChainDrafter):
         # By row of the block table.
         self._progress: dict[int, Progress] = {}
         # By block: its latest allocation in which the model has computed all its tokens.
-        self._filled = np.zeros(self._table.pool.num_blocks, dtype=np.int64)
+        self._filled = np.zeros(self._table.whole_pool.num_blocks, dtype=np.int64)
 
     def seconds(self, most_requests: int) -> Floats:
         measured = super().seconds(most_requests)
@@ -130,13 +130,13 @@ class ModelDrafter(ChainDrafter):
 
     def _mark_filled(self, progress: Progress) -> None:
         """Remember the blocks that are full of computed tokens."""
-        size, pool = self._table.block_size, self._table.pool
+        size, pool = self._table.block_size, self._table.whole_pool
         blocks = progress.blocks(self._table, progress.computed // size * size)
         self._filled[blocks] = pool.allocations[blocks]
 
     def _skip_filled(self, progress: Progress) -> None:
         """Count the tokens in blocks that the model has filled, for this request or another, as computed."""
-        size, pool = self._table.block_size, self._table.pool
+        size, pool = self._table.block_size, self._table.whole_pool
         blocks = progress.blocks(self._table, (len(progress.request.token_ids) - 1) // size * size)
         blank = np.flatnonzero(self._filled[blocks] != pool.allocations[blocks])
         count = int(blank[0]) if len(blank) else len(blocks)

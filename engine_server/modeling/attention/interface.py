@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine_server.modeling.memory.cache_layout import Pages
+from engine_server.modeling.memory.cache_layout import Layout, Pages
 from engine_server.modeling.pending_heads import PendingHeads
 from engine_server.modeling.scoring import Scoring
 
@@ -76,6 +76,7 @@ class Staged(NamedTuple):
 class AttentionBackend(ABC):
     """Attention over one model's KV cache on one kind of device."""
 
+    layout = Layout([], [], [], [], [])
     keys: Sequence[Pages] = ()
     values: Sequence[Pages] = ()
     # Each token's result must be bitwise independent of batch composition.
@@ -126,7 +127,13 @@ class AttentionBackend(ABC):
         """Return what this step's captured layers read besides `inputs.staged`, in a fixed order."""
         return []
 
-    def erase(self, block_ids: list[int]) -> None:
-        """Zero these blocks: a NaN makes a weighted sum NaN even with a weight of 0."""
-        for cache in self.caches:
-            cache.view(torch.uint8)[block_ids] = 0  # by bytes: not every device indexes float8
+    def erase(self, block_ids: list[list[int]]) -> None:
+        """Zero these blocks of each pool: a NaN makes a weighted sum NaN even with a weight of 0."""
+        for pool, keys, values in zip(self.layout.tensor_pools, self.keys, self.values, strict=True):
+            for cache in (*keys, *values):
+                if cache is not None:
+                    cache.view(torch.uint8)[block_ids[pool]] = 0  # by bytes: not every device indexes float8
+
+    def erase_first(self, count: int) -> None:
+        """Zero the first blocks of each pool."""
+        self.erase([[*range(count)]] * self.layout.num_pools)

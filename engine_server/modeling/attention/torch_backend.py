@@ -34,7 +34,7 @@ class TorchAttention(AttentionBackend):
     """
 
     def __init__(
-        self, layout: Layout, num_blocks: int, block_size: int, dtype: torch.dtype, platform: Device
+        self, layout: Layout, pool_sizes: list[int], block_size: int, dtype: torch.dtype, platform: Device
     ) -> None:
         self.layout = layout
         self.block_size = block_size
@@ -44,7 +44,7 @@ class TorchAttention(AttentionBackend):
         self.halved = dtype in (torch.bfloat16, torch.float16)
         # Zeroed: masked slots are multiplied by a weight of 0, and 0 * NaN is NaN.
         self.keys, self.values = layout.allocate(
-            num_blocks, block_size, dtype, platform.zeros, heads_first=True
+            pool_sizes, block_size, dtype, platform.zeros, heads_first=True
         )
 
     def begin(self, inputs: StepInputs) -> None:

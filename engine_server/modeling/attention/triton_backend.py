@@ -22,7 +22,7 @@ class TritonAttention(AttentionBackend):
     def __init__(
         self,
         layout: Layout,
-        num_blocks: int,
+        pool_sizes: list[int],
         block_size: int,
         dtype: torch.dtype,
         platform: Device,
@@ -38,7 +38,7 @@ class TritonAttention(AttentionBackend):
                 f"attention heads have {dim} dims, of which the kernels take {MAX_DIM} at most"
             )
         self.layout = layout
-        self.keys, self.values = layout.allocate(num_blocks, block_size, dtype, platform.zeros)
+        self.keys, self.values = layout.allocate(pool_sizes, block_size, dtype, platform.zeros)
         self._processors = processors
 
     def describe(self, query_heads: int, dtype: torch.dtype) -> str:

@@ -1,10 +1,11 @@
-"""The size of the KV cache: as configured, or from the free memory."""
+"""The size of the KV cache and of its pools: as configured, or from the free memory."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 import torch
 
-from engine_server.config import CacheConfig
+from engine_server.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine_server.contract.memory_shortage import MemoryShortage
 from engine_server.modeling.device import Device
 from engine_server.modeling.memory.cache_layout import FLOAT8, INT8, Layout
@@ -12,6 +13,8 @@ from engine_server.modeling.memory.memory_ledger import MemoryLedger
 
 # The dtypes of a quantised cache by the setting's values.
 QUANTISED = {"fp8": FLOAT8, "fp8_e4m3": FLOAT8, "int8": INT8}
+# A pool for windows alone has at least one block for each four with the whole context, for cached prefixes.
+CACHED_SHARE = 4
 
 
 def cache_dtype(config: CacheConfig, computing: torch.dtype, platform: Device) -> torch.dtype:
@@ -26,31 +29,55 @@ def cache_dtype(config: CacheConfig, computing: torch.dtype, platform: Device) -
     return dtype
 
 
-def num_blocks(
-    config: CacheConfig,
-    layouts: Sequence[tuple[Layout, torch.dtype]],
-    ledger: MemoryLedger,
-    longest: int,
-) -> int:
-    """Return how many blocks fit, each for all kinds of attention; 0 for layers without a cache.
+def pool_sizes(cache: CacheConfig, scheduling: SchedulerConfig, layout: Layout, count: int) -> list[int]:
+    """Return the number of blocks of each pool if kinds without a window have `count`.
 
-    layouts: of the models that use the same blocks, each with the dtype of its K and V. ledger: has all other parts.
-    Raises ValueError, with both sizes, if one request of `longest` tokens does not fit.
+    A pool for windows alone has the blocks that `max_num_seqs` requests need at once, and at least a share of `count`
+    for each kind, so that prefixes stay cached; at most `count` for each kind.
     """
-    if not layouts[0][0].shapes:
+    step = -(-scheduling.max_num_batched_tokens // cache.block_size)
+    sizes = []
+    for pool in range(layout.num_pools):
+        windows = [window for window, own in zip(layout.windows, layout.pools, strict=True) if own == pool]
+        size = most = count * len(windows)
+        if None in layout.windows and None not in windows:
+            size = most // CACHED_SHARE if cache.enable_prefix_caching else 0
+            # A window may begin and end within a block.
+            spans = [-(-window.size // cache.block_size) + 2 for window in windows if window is not None]
+            size = max(size, sum(scheduling.max_num_seqs * span + step for span in spans))
+        sizes.append(min(size, most))
+    return sizes
+
+
+def num_blocks(
+    config: EngineConfig, layouts: Sequence[tuple[Layout, torch.dtype]], ledger: MemoryLedger, longest: int
+) -> int:
+    """Return how many blocks fit for each kind of attention without a window; 0 for layers without a cache.
+
+    layouts: of the models that use the same blocks, each with the dtype of its K and V; the first one has the pools of
+    all. ledger: has all other parts. Raises ValueError, with both sizes, if one request of `longest` tokens does not
+    fit.
+    """
+    target, cache, platform = layouts[0][0], config.cache_config, ledger.platform
+    if not target.shapes:
         return 0
-    platform = ledger.platform
-    block = sum(layout.block_bytes(config.block_size, dtype) for layout, dtype in layouts)
-    count, setting, others = config.num_gpu_blocks_override, "num_gpu_blocks_override", ""
+    by_layout = [layout.block_bytes(cache.block_size, dtype) for layout, dtype in layouts]
+    block = [sum(sizes) for sizes in zip(*by_layout, strict=True)]
+
+    def size(count: int) -> int:
+        sizes = pool_sizes(cache, config.scheduler_config, target, count)
+        return sum(number * each for number, each in zip(sizes, block, strict=True))
+
+    count, setting, others = cache.num_gpu_blocks_override, "num_gpu_blocks_override", ""
     if count is None:
-        memory, setting = config.kv_cache_memory_bytes, "kv_cache_memory_bytes"
+        memory, setting = cache.kv_cache_memory_bytes, "kv_cache_memory_bytes"
         if memory is None:
-            memory, setting = ledger.cache_memory(config.gpu_memory_utilization), platform.cache_setting
+            memory, setting = ledger.cache_memory(cache.gpu_memory_utilization), platform.cache_setting
             others = ledger.account()
-        count = max(memory // block, 0)
-    needed = -(-longest // config.block_size)
+        count = bisect_right(range(1, memory + 1), memory, key=size)
+    needed = -(-longest // cache.block_size)
     if count < needed:
-        sizes = MemoryShortage(needed * block >> 20, count * block >> 20, platform.device.type)
+        sizes = MemoryShortage(size(needed) >> 20, size(count) >> 20, platform.device.type)
         raise ValueError(
             f"one request of max_model_len {longest} needs {needed} blocks of KV cache; there is room for {count}: "
             f"{sizes}. Lower max_model_len, or raise {setting}{others}"

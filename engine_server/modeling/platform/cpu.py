@@ -68,9 +68,9 @@ class CpuPlatform(Platform):
         return pack
 
     def paged_attention(
-        self, layout: Layout, num_blocks: int, block_size: int, dtype: torch.dtype
+        self, layout: Layout, pool_sizes: list[int], block_size: int, dtype: torch.dtype
     ) -> AttentionBackend:
-        return TorchAttention(layout, num_blocks, block_size, dtype, self)
+        return TorchAttention(layout, pool_sizes, block_size, dtype, self)
 
     def computing_dtype(self, weights: torch.dtype, asked: bool) -> torch.dtype:
         if asked or has_instructions(weights):
@@ -160,9 +160,9 @@ class NativePlatform(CpuPlatform):
         check_rows(model)
 
     def paged_attention(
-        self, layout: Layout, num_blocks: int, block_size: int, dtype: torch.dtype
+        self, layout: Layout, pool_sizes: list[int], block_size: int, dtype: torch.dtype
     ) -> AttentionBackend:
-        return NativeAttention(layout, num_blocks, block_size, dtype, self)
+        return NativeAttention(layout, pool_sizes, block_size, dtype, self)
 
     def step_attention(self) -> AttentionBackend:
         return NativeStepAttention(self.writes_scores)

@@ -36,9 +36,9 @@ class CudaPlatform(Platform):
         return as_loaded
 
     def paged_attention(
-        self, layout: Layout, num_blocks: int, block_size: int, dtype: torch.dtype
+        self, layout: Layout, pool_sizes: list[int], block_size: int, dtype: torch.dtype
     ) -> AttentionBackend:
-        return TorchAttention(layout, num_blocks, block_size, dtype, self)
+        return TorchAttention(layout, pool_sizes, block_size, dtype, self)
 
     def computing_dtype(self, weights: torch.dtype, asked: bool) -> torch.dtype:
         if weights != torch.bfloat16 or torch.cuda.is_bf16_supported(including_emulation=False):
@@ -137,9 +137,9 @@ class TritonPlatform(CudaPlatform):
         return fix_order
 
     def paged_attention(
-        self, layout: Layout, num_blocks: int, block_size: int, dtype: torch.dtype
+        self, layout: Layout, pool_sizes: list[int], block_size: int, dtype: torch.dtype
     ) -> AttentionBackend:
         from engine_server.modeling.attention.triton_backend import TritonAttention  # imports Triton
 
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count
-        return TritonAttention(layout, num_blocks, block_size, dtype, self, processors)
+        return TritonAttention(layout, pool_sizes, block_size, dtype, self, processors)

@@ -61,7 +61,7 @@ class Platform(Device):
 
     @abstractmethod
     def paged_attention(
-        self, layout: Layout, num_blocks: int, block_size: int, dtype: torch.dtype
+        self, layout: Layout, pool_sizes: list[int], block_size: int, dtype: torch.dtype
     ) -> AttentionBackend:
         """Allocate a KV cache of `dtype` and return its attention backend."""
 

@@ -20,18 +20,13 @@ MODEL_SETTINGS = (
     "logprobs_mode", "batch_invariant", "enforce_eager", "skip_tokenizer_init",
 )  # fmt: skip
 CACHE_SETTINGS = (
-    "block_size",
-    "num_gpu_blocks",
-    "cache_dtype",
-    "enable_prefix_caching",
+    "block_size", "num_gpu_blocks", "bytes_per_token", "cache_dtype", "enable_prefix_caching",
     "gpu_memory_utilization",
-)
+)  # fmt: skip
 SCHEDULER_SETTINGS = (
     "max_num_batched_tokens", "max_num_seqs", "enable_chunked_prefill", "policy", "async_scheduling", "max_queue",
     "max_num_partial_prefills", "long_prefill_token_threshold",
 )  # fmt: skip
-# The KV cache's part of `memory_bytes`.
-KV_CACHE = "kv_cache"
 
 
 def routes(host: EngineHost) -> APIRouter:
@@ -49,19 +44,12 @@ def describe(config: EngineConfig) -> dict[str, dict[str, object]]:
     """Return the settings that anybody who may send requests may see."""
     return {
         "model_config": select(config.model_config, MODEL_SETTINGS),
-        "cache_config": select(config.cache_config, CACHE_SETTINGS)
-        | {"bytes_per_token": bytes_per_token(config)},
+        "cache_config": select(config.cache_config, CACHE_SETTINGS),
         "scheduler_config": select(config.scheduler_config, SCHEDULER_SETTINGS),
         "parallel_config": select(config.parallel_config, ("tensor_parallel_size",)),
         "device_config": select(config.device_config, ("device", "kernels_in_use", "memory_bytes")),
         "load_config": select(config.load_config, ("load_format",)),
     }
-
-
-def bytes_per_token(config: EngineConfig) -> int | None:
-    """Return the bytes of the first rank's KV cache for each of its tokens; None for a model without a cache."""
-    tokens = (config.cache_config.num_gpu_blocks or 0) * config.cache_config.block_size
-    return config.device_config.memory_bytes.get(KV_CACHE, 0) // tokens if tokens else None
 
 
 def select(settings: object, names: tuple[str, ...]) -> dict[str, object]:

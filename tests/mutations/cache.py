@@ -1,0 +1,53 @@
+"""Faults of the KV cache's pools."""
+
+from fault import Fault
+
+LAYOUT = "engine_server/modeling/memory/cache_layout.py"
+SIZES = "engine_server/modeling/memory/kv_cache.py"
+TABLE = "engine_server/core/cache/block_table.py"
+TESTS = ("tests/core/test_pools.py",)
+
+FAULTS = (
+    Fault(
+        "kinds of attention with different layers share a pool, whose blocks have room for the layers of all",
+        LAYOUT,
+        "pools = [distinct.index(own) for own in numbers]",
+        "pools = [0 for _ in numbers]",
+        TESTS,
+    ),
+    Fault(
+        "a request takes blocks of one pool where another has too few",
+        TABLE,
+        "if sum([counts[kind] for kind in kinds]) > pool.num_free:",
+        "if sum([counts[kind] for kind in kinds]) > self.pools[0].num_free:",
+        TESTS,
+    ),
+    Fault(
+        "the emptiest pool counts as the cache's usage",
+        TABLE,
+        "return max([pool.usage for pool in self.pools]",
+        "return min([pool.usage for pool in self.pools]",
+        TESTS,
+    ),
+    Fault(
+        "a prefix counts as cached while a window's blocks are gone",
+        TABLE,
+        "if (kind, digest) not in self.pool_of[kind]:",
+        "if window is None and (kind, digest) not in self.pool_of[kind]:",
+        TESTS,
+    ),
+    Fault(
+        "a window's pool has no block to spare for one that begins and ends within a block",
+        SIZES,
+        "cache.block_size) + 2 for window",
+        "cache.block_size) for window",
+        TESTS,
+    ),
+    Fault(
+        "no prefix of a model with windows stays cached",
+        SIZES,
+        "size = most // CACHED_SHARE if cache.enable_prefix_caching else 0",
+        "size = 0",
+        TESTS,
+    ),
+)
