@@ -86,5 +86,5 @@ class ScriptedRunner:
     def keep(self, tokens: Tensor) -> None:
         """Do nothing: the next step's inputs are not computed with."""
 
-    def erase(self, block_ids: list[int]) -> None:
+    def erase(self, block_ids: list[list[int]]) -> None:
         """Do nothing: there is no cache."""

@@ -74,9 +74,10 @@ class FakeRunner(ModelRunner):
     def put_adapter(self, slot: int, adapter: LowRankAdapter) -> None:
         self.loaded.adapted.digests[slot] = adapter.digest  # type: ignore[union-attr]
 
-    def erase(self, block_ids: list[int]) -> None:
+    def erase(self, block_ids: list[list[int]]) -> None:
+        (only_pool,) = block_ids
         for cache in (self._cached, self._drafted):
-            cache.reshape(-1, self._block_size)[block_ids] = -1
+            cache.reshape(-1, self._block_size)[only_pool] = -1
 
     @property
     def caches(self) -> list[Tensor]:

@@ -7,7 +7,7 @@ from engine_server.core.scheduling.batch import Batch, sampled_part
 from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.core.scheduling.scheduler import Scheduler
 from engine_server.core.scheduling.step_result import StepResult
-from engine_server.modeling.memory.cache_layout import Layout
+from engine_server.modeling.memory.cache_layout import LayerShape, Layout
 from engine_server.modeling.memory.kv_cache import pool_sizes
 from engine_server.modeling.window import Window
 from engine_server.requests.messages import RequestStep
@@ -36,7 +36,9 @@ def make(
         block_size=BLOCK, gpu_memory_utilization=0.9, kv_cache_memory_bytes=None, num_gpu_blocks_override=None,
         enable_prefix_caching=caching,
     )  # fmt: skip
-    layout = Layout(list(windows), list(pools or [0] * len(windows)), [], [], [])
+    numbers = list(pools or [0] * len(windows))
+    shapes = [LayerShape(1, 8, 8)] * len(set(numbers))
+    layout = Layout(list(windows), numbers, list(range(len(windows))), numbers, shapes)
     sizes = [BlockPool(size) for size in pool_sizes(cache, config, layout, num_blocks)]
     table = BlockTable([sizes[pool] for pool in layout.pools], seats, LONGEST, BLOCK, windows)
     return Scheduler(config, table, [EOS], caching, lambda block_ids: None)

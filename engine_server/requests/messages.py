@@ -188,7 +188,7 @@ class Phase(Message):
 class Ready(Message):
     """The report that the core has started and takes requests."""
 
-    # Of each kind of attention without a window.
+    # Of each kind of attention without a window, or of every kind if all have windows.
     num_blocks: int
     # Of the first rank's KV cache; 0: there is none.
     bytes_per_token: int

@@ -40,7 +40,7 @@ def test_row_takes_no_blocks_where_one_pool_has_too_few(full: int) -> None:
 
 @pytest.mark.parametrize("full", [0, 1])
 def test_request_waits_for_the_pool_that_has_too_few_blocks(full: int) -> None:
-    scheduler = make(num_blocks=20, budget=64, seats=4, windows=KINDS, pools=(0, 1))
+    scheduler = make(num_blocks=20, budget=64, seats=8, windows=KINDS, pools=(0, 1))
     scheduler.add(GenerationRequest("runs", [50] * 8, 8, SamplingParams(), 4))
     run(scheduler, scheduler.schedule())
     pool = scheduler.table.pools[full]
@@ -142,18 +142,51 @@ def sizes(config: EngineConfig, layout: Layout, count: int) -> list[int]:
 # One layer in four sees everything, with heads as wide again, as in Gemma 4.
 NARROW, WIDE = LayerShape(2, 8, 8, Window(64)), LayerShape(2, 16, 16)
 # What 8 requests need at once: a window of 4 blocks, cut at both ends, and 100 tokens of a step.
-NEEDED = 8 * (4 + 2) + 7
+NEEDED, ONE = 8 * (4 + 2) + 7, (4 + 2) + 7
 
 
 @pytest.mark.parametrize(
     ("count", "caching", "expected"),
-    [(NEEDED - 5, True, NEEDED - 5), (NEEDED + 5, True, NEEDED), (1000, True, 250), (1000, False, NEEDED)],
+    [
+        (ONE - 1, True, ONE - 1),
+        (ONE + 1, True, ONE),
+        (60, True, 40),  # as many bytes as the whole context: 60 x 64 = 40 x 96
+        (1000, False, NEEDED),
+        (1000, True, NEEDED + 250),
+    ],
 )
-def test_window_has_the_blocks_that_requests_need_at_once_or_a_share_for_cached_prefixes(
+def test_window_has_what_all_requests_need_and_a_share_for_cached_prefixes_in_at_most_half_of_the_memory(
     config: EngineConfig, count: int, caching: bool, expected: int
 ) -> None:
     layout = lay_out([NARROW, NARROW, NARROW, WIDE], 4096)
     assert sizes(given_memory(config, 0, caching), layout, count) == [expected, count]
+
+
+def test_pool_that_holds_the_windows_of_all_rows_does_not_count_as_the_usage_of_the_cache() -> None:
+    pools = [BlockPool(100), BlockPool(8)]
+    table = BlockTable(pools, 2, 40, BLOCK, KINDS)
+    for _ in range(2):
+        assert table.grow(table.open([], 0), 0, 16, 16)
+    assert pools[1].num_free == 0
+    assert table.usage == pools[0].usage < 0.1
+    assert table.num_free == pools[0].num_free
+
+
+@pytest.mark.parametrize("whole", [8, 10])
+def test_long_requests_of_unequal_layers_have_more_room_than_in_one_pool(
+    config: EngineConfig, whole: int
+) -> None:
+    """As in Gemma 3: a window in five of six layers, and seats whose windows would take all memory."""
+    narrow, full = LayerShape(8, 256, 256, Window(1024)), LayerShape(8, 256, 256)
+    layout = lay_out([*[narrow] * (5 * whole), *[full] * whole], 1 << 17)
+    scheduling = msgspec.structs.replace(
+        config.scheduler_config, max_num_seqs=256, max_num_batched_tokens=2048
+    )
+    memory, block = 40 << 30, layout.block_bytes(16, torch.bfloat16)
+    config = msgspec.structs.replace(given_memory(config, memory), scheduler_config=scheduling)
+    count = num_blocks(config, [(layout, torch.bfloat16)], MemoryLedger(CpuPlatform()), 16)
+    in_one_pool = memory // max(block) - 64
+    assert count > 2 * in_one_pool
 
 
 def test_layers_that_all_have_windows_share_the_memory_equally(config: EngineConfig) -> None:

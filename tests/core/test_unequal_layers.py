@@ -147,7 +147,7 @@ def test_server_info_shows_the_bytes_of_a_token_by_the_arithmetic_of_the_config(
 
 
 @pytest.mark.thorough
-# Not gemma 3n, whose MLPs choose activations by the mean and deviation of a rank's part.
+# Not gemma 3n, whose sparse activations are refused.
 @pytest.mark.parametrize("name", [name for name in UNEQUAL if name != "gemma 3n"])
 def test_two_ranks_give_the_output_of_one(name: str, tmp_path: Path, finish) -> None:
     random_model(UNEQUAL[name], tmp_path)

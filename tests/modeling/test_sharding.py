@@ -178,3 +178,16 @@ def test_model_that_ranks_cannot_share_equally_is_refused_with_both_numbers(
     ranks = Communicator(0, size, ProcessGroupGloo(HashStore(), 0, 1, timedelta(seconds=60)))
     with pytest.raises(ValueError, match=f"tensor_parallel_{message}"):
         part_of(tiny(kind, **options), ranks)
+
+
+def test_activations_chosen_by_all_of_a_row_are_refused() -> None:
+    """Gemma 3n keeps the largest by mean and deviation, which a rank would take over its part."""
+    config = transformers.Gemma3nTextConfig(
+        **SIZES | {"head_dim": 8, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 99, "laurel_rank": 4},
+        num_kv_shared_layers=0, layer_types=["sliding_attention", "full_attention"],
+        activation_sparsity_pattern=[0.5, 0.0],
+    )  # fmt: skip
+    model = transformers.Gemma3nForCausalLM(config)
+    ranks = Communicator(0, 2, ProcessGroupGloo(HashStore(), 0, 1, timedelta(seconds=60)))
+    with pytest.raises(ValueError, match=r"size is 2; model\.layers\.0\.mlp of Gemma3nForCausalLM keeps"):
+        part_of(model, ranks)

@@ -25,8 +25,8 @@ FAULTS = (
     Fault(
         "the emptiest pool counts as the cache's usage",
         TABLE,
-        "return max([pool.usage for pool in self.pools]",
-        "return min([pool.usage for pool in self.pools]",
+        "return max([pool.usage for pool in self._limiting]",
+        "return min([pool.usage for pool in self._limiting]",
         TESTS,
     ),
     Fault(
@@ -38,16 +38,23 @@ FAULTS = (
     ),
     Fault(
         "a window's pool has no block to spare for one that begins and ends within a block",
-        SIZES,
-        "cache.block_size) + 2 for window",
-        "cache.block_size) for window",
+        "engine_server/modeling/window.py",
+        "// block_size) + 2",
+        "// block_size)",
         TESTS,
     ),
     Fault(
-        "no prefix of a model with windows stays cached",
+        "no prefix of a model with windows stays cached while all seats are taken",
         SIZES,
-        "size = most // CACHED_SHARE if cache.enable_prefix_caching else 0",
-        "size = 0",
+        "size += most // CACHED_SHARE",
+        "size += 0",
+        TESTS,
+    ),
+    Fault(
+        "windows of all seats take memory that a long request needs",
+        SIZES,
+        "min(size, count * whole // block[pool])",
+        "size",
         TESTS,
     ),
 )

@@ -30,7 +30,9 @@ class BlockTable:
         """pools: of each kind."""
         # Each pool once, and with its kinds.
         self.pools = list(dict.fromkeys(pools))
-        self._kinds = [(one, [kind for kind, own in enumerate(pools) if own is one]) for one in self.pools]
+        self._kinds_by_pool = [
+            (one, [kind for kind, own in enumerate(pools) if own is one]) for one in self.pools
+        ]
         # By kind: its pool, and the pool's number.
         self.pool_of = tuple(pools)
         self._numbers = [self.pools.index(pool) for pool in pools]
@@ -38,6 +40,10 @@ class BlockTable:
         self.windows = tuple(windows)
         # The kinds with a window.
         self._windowed = [(kind, window) for kind, window in enumerate(windows) if window is not None]
+        # Without those that always have room for the windows of all rows.
+        self._limiting = [
+            pool for pool, kinds in self._kinds_by_pool if not self._holds_all(pool, kinds, rows)
+        ] or self.pools
         shape = (len(self.windows), rows, self._num_blocks(max_tokens))
         self.ids: npt.NDArray[np.int32] = np.zeros(shape, dtype=np.int32)
         # By kind and row: the columns that have a block.
@@ -57,13 +63,13 @@ class BlockTable:
 
     @property
     def num_free(self) -> int:
-        """Number of free blocks of the pool that has the fewest."""
-        return min([pool.num_free for pool in self.pools], default=0)
+        """Number of free blocks of the pool that has the fewest, among those that can keep a request waiting."""
+        return min([pool.num_free for pool in self._limiting], default=0)
 
     @property
     def usage(self) -> float:
-        """The share of blocks in use, 0 to 1, of the fullest pool."""
-        return max([pool.usage for pool in self.pools], default=0.0)
+        """The share of blocks in use, 0 to 1, of the fullest pool, among those that can keep a request waiting."""
+        return max([pool.usage for pool in self._limiting], default=0.0)
 
     @property
     def whole_pool(self) -> BlockPool:
@@ -109,7 +115,7 @@ class BlockTable:
 
     def has_free(self, counts: Sequence[int]) -> bool:
         """Return True if the pools have `counts` free blocks of each kind."""
-        for pool, kinds in self._kinds:  # noqa: SIM110 - a generator takes longer
+        for pool, kinds in self._kinds_by_pool:  # noqa: SIM110 - a generator takes longer
             if sum([counts[kind] for kind in kinds]) > pool.num_free:
                 return False
         return True
@@ -226,6 +232,12 @@ class BlockTable:
                 "a free row has blocks"
             )
             assert not any((kind, row) in self._changed_from for row in free), "a free row has changed cells"
+
+    def _holds_all(self, pool: BlockPool, kinds: Sequence[int], rows: int) -> bool:
+        """Return True if a pool has the windows of all rows at once."""
+        windows = [window for kind in kinds if (window := self.windows[kind]) is not None]
+        needed = rows * sum(window.num_blocks(self.block_size) for window in windows)
+        return len(windows) == len(kinds) and pool.num_blocks >= needed
 
     def _release_before(self, kind: int, row: int, column: int) -> list[int]:
         """Release the blocks of a row before a column, and return those that became blank."""

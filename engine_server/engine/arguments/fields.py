@@ -176,7 +176,7 @@ class CacheArguments:
         "the model computes in",
     )
     num_gpu_blocks_override: Count | None = argument(
-        None, "the number of blocks, regardless of the free memory"
+        None, "the number of blocks of full attention, regardless of the free memory"
     )
     enable_prefix_caching: bool = argument(True, "share KV-cache blocks between requests with equal prefixes")
 

@@ -40,6 +40,11 @@ def shard(model: PreTrainedModel, ranks: Communicator) -> PassReport:
             f"the tp_plan of {name} contains {', '.join(sorted(unknown))}, which is not supported"
         )
     for module, path in paths.items():
+        if getattr(module, "activation_sparsity", 0):  # Gemma 3n
+            raise UnsupportedModelError(
+                f"tensor_parallel_size is {ranks.size}; {path} of {name} keeps the largest of all its activations, "
+                f"of which a rank has only a part"
+            )
         for child in (*module._parameters, *module._modules):
             style = plan.get(re.sub(r"\.\d+(?=\.)", ".*", f"{path}.{child}".removeprefix(".")))
             if style in STYLES:

@@ -13,7 +13,7 @@ from engine_server.modeling.memory.memory_ledger import MemoryLedger
 
 # The dtypes of a quantised cache by the setting's values.
 QUANTISED = {"fp8": FLOAT8, "fp8_e4m3": FLOAT8, "int8": INT8}
-# A pool for windows alone has at least one block for each four with the whole context, for cached prefixes.
+# A pool for windows alone has a block for cached prefixes for each four with the whole context.
 CACHED_SHARE = 4
 
 
@@ -32,19 +32,23 @@ def cache_dtype(config: CacheConfig, computing: torch.dtype, platform: Device) -
 def pool_sizes(cache: CacheConfig, scheduling: SchedulerConfig, layout: Layout, count: int) -> list[int]:
     """Return the number of blocks of each pool if kinds without a window have `count`.
 
-    A pool for windows alone has the blocks that `max_num_seqs` requests need at once, and at least a share of `count`
-    for each kind, so that prefixes stay cached; at most `count` for each kind.
+    A pool for windows alone has the blocks that `max_num_seqs` requests need at once, and some for cached prefixes. It
+    has no more blocks, and takes no more memory, than the whole context, so that long requests don't find their memory
+    reserved for others' windows; but it holds the windows of one request.
     """
     step = -(-scheduling.max_num_batched_tokens // cache.block_size)
+    block = layout.block_bytes(cache.block_size, torch.bfloat16)
     sizes = []
     for pool in range(layout.num_pools):
         windows = [window for window, own in zip(layout.windows, layout.pools, strict=True) if own == pool]
         size = most = count * len(windows)
         if None in layout.windows and None not in windows:
-            size = most // CACHED_SHARE if cache.enable_prefix_caching else 0
-            # A window may begin and end within a block.
-            spans = [-(-window.size // cache.block_size) + 2 for window in windows if window is not None]
-            size = max(size, sum(scheduling.max_num_seqs * span + step for span in spans))
+            spans = [window.num_blocks(cache.block_size) for window in windows if window is not None]
+            size = sum(scheduling.max_num_seqs * span + step for span in spans)
+            if cache.enable_prefix_caching:
+                size += most // CACHED_SHARE
+            whole = block[layout.pools[layout.windows.index(None)]]
+            size = max(min(size, count * whole // block[pool]), sum(span + step for span in spans))
         sizes.append(min(size, most))
     return sizes
 
@@ -52,7 +56,9 @@ def pool_sizes(cache: CacheConfig, scheduling: SchedulerConfig, layout: Layout, 
 def num_blocks(
     config: EngineConfig, layouts: Sequence[tuple[Layout, torch.dtype]], ledger: MemoryLedger, longest: int
 ) -> int:
-    """Return how many blocks fit for each kind of attention without a window; 0 for layers without a cache.
+    """Return how many blocks fit for each kind of attention without a window, or for every kind if all have windows.
+
+    It is 0 for layers without a cache.
 
     layouts: of the models that use the same blocks, each with the dtype of its K and V; the first one has the pools of
     all. ledger: has all other parts. Raises ValueError, with both sizes, if one request of `longest` tokens does not
