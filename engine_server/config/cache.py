@@ -16,7 +16,7 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: bool = True
     # "auto": the model's dtype; or "fp8", "fp8_e4m3", "int8", with a scale for each head of each token.
     cache_dtype: str = "auto"
-    # Number of blocks of each kind of attention without a window (of every kind if all have windows), and the bytes of a
-    # token in all layers of the first rank; known once the core is ready.
+    # Number of blocks of each kind of attention without a window (of every kind if all have windows), and the bytes of
+    # a token in all layers of the first rank; known once the core is ready.
     num_gpu_blocks: int | None = None
     bytes_per_token: int | None = None
