@@ -14,7 +14,7 @@ COMPLETE = {
     "conditions": [{"type": "Complete", "status": "True"}],
     "completionTime": "2026-01-01T12:00:00Z",
 }
-BEFORE, AFTER = "2026-01-01T11:59:00Z", "2026-01-01T12:01:00Z"
+BEFORE, AFTER, LATEST = (f"2026-01-01T{time}Z" for time in ("11:59:00", "12:01:00", "12:02:00"))
 WORKLOAD = workload_key("smollm2")
 
 
@@ -33,19 +33,20 @@ def served(planned: Any, manifest: Any, model: dict[str, Any] = MINE) -> dict[Ch
 def seen(
     children: dict[ChildKey, dict[str, Any]],
     message: str,
-    finished: str,
+    started: str,
     state: str = "lastState",
     template: str | None = None,
+    is_ready: bool = False,
 ) -> Observed:
     """Return the cluster with a pod whose engine has ended."""
     annotations = dict(children[WORKLOAD]["metadata"]["annotations"])
     if template is not None:
         annotations["fairlead.dev/pod-template"] = template
     replica_set = {"metadata": {"uid": "r", "annotations": annotations, "ownerReferences": [{"uid": "w"}]}}
-    ended = {"terminated": {"exitCode": 1, "message": message, "finishedAt": finished}}
+    ended = {"terminated": {"exitCode": 1, "message": message, "startedAt": started, "finishedAt": LATEST}}
     pod = {
         "metadata": {"name": "p", "ownerReferences": [{"uid": "r"}]},
-        "status": {"containerStatuses": [{"name": "engine", state: ended}]},
+        "status": {"containerStatuses": [{"name": "engine", "ready": is_ready, state: ended}]},
     }
     return Observed(children=children, pods=(pod,), replica_sets=(replica_set,))
 
@@ -63,7 +64,9 @@ def test_the_download_runs_again_and_keeps_the_template(planned: Any, manifest: 
     assert "Job" in kinds(later) and not later.goal.delete + later.goal.release
 
 
-def test_an_end_before_the_last_download_does_not_count(planned: Any, manifest: Any) -> None:
+def test_an_engine_that_started_before_the_end_of_the_last_download_does_not_count(
+    planned: Any, manifest: Any
+) -> None:
     children = served(planned, manifest)
 
     later = planned(manifest(model=MINE), seen(children, EMPTY, BEFORE))
@@ -81,6 +84,15 @@ def test_a_deployment_of_0_2_0_has_no_time_of_its_download(planned: Any, manifes
     assert "Job" in kinds(planned(manifest(model=MINE), seen(children, EMPTY, BEFORE)))
     settled = planned(manifest(model=MINE), Observed(children=children)).child("Deployment")
     assert "fairlead.dev/cached-at" not in settled["metadata"]["annotations"]
+
+
+@pytest.mark.parametrize("is_of_0_2_0", [False, True])
+def test_an_engine_that_is_ready_has_found_its_model(planned: Any, manifest: Any, is_of_0_2_0: bool) -> None:
+    children = served(planned, manifest)
+    if is_of_0_2_0:
+        del children[WORKLOAD]["metadata"]["annotations"]["fairlead.dev/cached-at"]
+
+    assert "Job" not in kinds(planned(manifest(model=MINE), seen(children, EMPTY, AFTER, is_ready=True)))
 
 
 @pytest.mark.parametrize(
