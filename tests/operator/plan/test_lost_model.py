@@ -27,7 +27,11 @@ def served(planned: Any, manifest: Any, model: dict[str, Any] = MINE) -> dict[Ch
     first = planned(manifest(model=model)).goal.apply
     jobs = {key: child | {"status": COMPLETE} for key, child in first.items() if key.kind == "Job"}
     done = planned(manifest(model=model), Observed(children={**first, **jobs})).goal.apply
-    return {**done, WORKLOAD: {**done[WORKLOAD], "metadata": {**done[WORKLOAD]["metadata"], "uid": "w"}}}
+    return {**done, WORKLOAD: with_uid(done[WORKLOAD])}
+
+
+def with_uid(child: dict[str, Any]) -> dict[str, Any]:
+    return {**child, "metadata": {**child["metadata"], "uid": "w"}}
 
 
 def seen(
@@ -133,3 +137,24 @@ def test_the_time_of_a_later_download_replaces_that_of_the_first(planned: Any, m
     assert done.goal.release == (fetch_key(job.name),)
     children = {key: child for key, child in done.goal.apply.items() if key != job}
     assert "Job" not in kinds(planned(manifest(model=MINE), seen(children, EMPTY, AFTER)))
+
+
+def test_a_model_that_engines_never_see_is_downloaded_again_once_for_each_template(
+    planned: Any, manifest: Any
+) -> None:
+    children = served(planned, manifest)
+    for hour in (13, 14):
+        lost = seen(children, EMPTY, f"2026-01-01T{hour - 1}:30:00Z")
+        again = planned(manifest(model=MINE), lost)
+        jobs = {key: child for key, child in again.goal.apply.items() if key.kind == "Job"}
+        assert len(jobs) == (hour == 13)
+        ended = COMPLETE | {"completionTime": f"2026-01-01T{hour}:00:00Z"}
+        jobs = {key: child | {"status": ended} for key, child in jobs.items()}
+        done = planned(manifest(model=MINE), seen({**again.goal.apply, **jobs}, EMPTY, AFTER)).goal.apply
+        children = {key: with_uid(child) for key, child in done.items()}
+
+    rolled = manifest(model=MINE)
+    rolled["metadata"]["annotations"] = {"fairlead.dev/rolled-at": "2026-01-02"}
+    rolled_children = {key: with_uid(child) for key, child in planned(rolled, lost).goal.apply.items()}
+    lost = seen(rolled_children, EMPTY, "2026-01-01T15:00:00Z")
+    assert "Job" in kinds(planned(rolled, lost))
