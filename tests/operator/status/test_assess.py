@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from llm_operator.api.sections.autoscaling import Autoscaling
+from llm_operator.api.sections.cache import Cache
 from llm_operator.api.sections.model import Model
 from llm_operator.api.spec import LLMDeploymentSpec
 from llm_operator.api.status import Condition, Status
@@ -414,6 +415,28 @@ def test_a_first_start_without_a_free_gpu_names_no_strategy() -> None:
 
     assert degraded is not None and degraded.reason == "Unschedulable"
     assert "inPlace" not in degraded.message
+
+
+def test_replicas_of_a_deleted_namesake_do_not_count() -> None:
+    refusal = Problem("ChildTerminating", "the Deployment smollm2-engine is still there")
+    dead = workload(2, ready=2)
+    dead["metadata"]["ownerReferences"] = [{"uid": "before", "controller": True}]
+
+    status = assessed(2, dead, engine(**crashed("bye")), refusal=refusal)
+
+    assert outcome(status, "Ready") == ("False", "ChildTerminating")
+    assert outcome(status, "Progressing") == ("True", "ChildTerminating")
+    assert outcome(status, "Degraded") == ("False", "AsExpected")
+    assert (status.replicas, status.ready_replicas, status.restarts) == (0, 0, 0)
+
+
+def test_a_refused_deployment_with_a_cache_is_not_fetching() -> None:
+    spec = LLMDeploymentSpec(model=Model(uri="hf://a/b", cache=Cache(size="1Gi")))
+    refusal = Problem("ChildTerminating", "the Deployment smollm2-engine is still there")
+
+    assert (
+        outcome(assess(spec, Observed(subject=subject(), refusal=refusal)), "Ready")[1] == "ChildTerminating"
+    )
 
 
 def without_model(started: str, **state: Any) -> dict[str, Any]:
