@@ -32,6 +32,8 @@ FETCH_HASH_ANNOTATION = f"{GROUP}/fetch-hash"
 CACHED_MODEL_ANNOTATION = f"{GROUP}/cached-model"
 # On a Deployment: the time at which that model's download ended.
 CACHED_AT_ANNOTATION = f"{GROUP}/cached-at"
+# On a Deployment: the record hash of the template whose engines lost the model, for which it was downloaded again.
+REFETCHED_FOR_ANNOTATION = f"{GROUP}/refetched-for"
 # On an LLMDeployment, with any value but "false": the operator changes nothing of it.
 PAUSED_ANNOTATION = f"{GROUP}/paused"
 

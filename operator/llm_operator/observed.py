@@ -10,6 +10,7 @@ import msgspec
 from engine_server.contract import labels
 from engine_server.contract.adapters import AdapterState, WantedAdapters
 from engine_server.contract.api import Key
+from engine_server.contract.model_folder import reports_no_model
 
 # A Kubernetes object as the API server sends and takes it.
 Manifest = dict[str, Any]
@@ -118,6 +119,24 @@ class Fetch:
     total: int = 0
     # The Warnings about the pods, and about a claim without a volume, in the order of their time.
     warnings: tuple[Manifest, ...] = ()
+
+
+def found_no_model(pod: Manifest, since: str = "") -> bool:
+    """Return True if a pod's engine that started after a time found no model, and is not ready since then.
+
+    since: as Kubernetes writes it; empty for any time.
+    """
+    entries = pod.get("status", {}).get("containerStatuses", ())
+    states = [
+        entry.get(state, {})
+        for entry in entries
+        if entry["name"] == labels.ENGINE_CONTAINER and not entry.get("ready")
+        for state in ("state", "lastState")
+    ]
+    ends = [state["terminated"] for state in states if "terminated" in state]
+    return any(
+        (end.get("startedAt") or "") > since and reports_no_model(end.get("message", "")) for end in ends
+    )
 
 
 def revision(replica_set: Manifest) -> int:

@@ -18,8 +18,8 @@ FAULTS = (
     Fault(
         "an object of another owner is overwritten",
         f"{PLAN}/decide.py",
-        "if existing is not None and not may_apply(existing, deployment):",
-        'if existing is not None and not existing["metadata"]:',
+        "if (existing := observed.children.get(key)) and not may_apply(existing, deployment)",
+        'if (existing := observed.children.get(key)) and not existing["metadata"]',
         (f"{TESTS}/test_decide.py",),
     ),
     # Complete the operator, chart and dashboards, and try them on a real cluster

@@ -70,9 +70,12 @@ class Autoscaler:
             del self.tracks[key]
             metrics.SCALING.remove(key)
         current, last = by_deployment(reports.current), by_deployment(reports.silent)
+        known = [
+            {Key(each.namespace, each.name) for each in report.deployments} for report in deciding(reports)
+        ]
         writes = []
         for key, scale in scales.items():
-            is_complete = reports.is_complete and len(current[key]) == len(reports.current)
+            is_complete = reports.is_complete and all(key in keys for keys in known)
             try:
                 sample = sample_of(
                     current[key] + last[key],
@@ -122,6 +125,15 @@ class Autoscaler:
             "%s: scaled from %d to %d (%s): on average %.1f requests in flight or held, and %.2f KV caches in use",
             key, scale.replicas, decision.replicas, decision.reason, summary.stable.requests, summary.stable.kv,
         )  # fmt: skip
+
+
+def deciding(reports: Reports) -> Iterable[DemandReport]:
+    """Return the reports that must know a deployment before its demand is known.
+
+    A silent router need not: the deployment may be newer than its last report. It must where no other one answers, and
+    where the report had entries that could not be read.
+    """
+    return (*reports.current, *(one for one in reports.silent if one.num_invalid or not reports.current))
 
 
 def by_deployment(reports: Iterable[DemandReport]) -> Mapping[Key, list[DeploymentDemand]]:

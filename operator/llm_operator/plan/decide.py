@@ -58,7 +58,8 @@ def obstacle(goal: Plan, deployment: LLMDeployment, observed: Observed) -> Probl
             return Problem(
                 Reason.CHILD_EXISTS, f"a {key.kind} named {key.name} is there already and is not ours"
             )
-    for key in others:
+    if others:
+        key = next(iter(others))
         return Problem(
             Reason.CHILD_TERMINATING,
             f"the {key.kind} {key.name} of a deleted LLMDeployment of the same name is still there; "

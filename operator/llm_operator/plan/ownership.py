@@ -109,12 +109,10 @@ def may_release(existing: Manifest, deployment: LLMDeployment) -> bool:
 
 
 def is_of_namesake(existing: Manifest, deployment: LLMDeployment) -> bool:
-    """Return True for a child of an LLMDeployment that had our name and was deleted. Kubernetes deletes it too."""
+    """Return True for an object that is not ours, and of a deleted LLMDeployment of our name: Kubernetes deletes it."""
     named = {"apiVersion": api.API_VERSION, "kind": api.KIND, "name": deployment.name}
     references = existing["metadata"].get("ownerReferences", [])
-    return any(reference.items() >= named.items() for reference in references) and not is_owned(
-        existing, deployment
-    )
+    return any(reference.items() >= named.items() for reference in references)
 
 
 def is_terminating(existing: Manifest | None) -> bool:

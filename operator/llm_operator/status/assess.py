@@ -5,7 +5,7 @@ from dataclasses import replace
 from engine_server.contract.labels import ENGINE_CONTAINER, selector_text
 from llm_operator.api.spec import LLMDeploymentSpec
 from llm_operator.api.status import Condition, ConditionStatus, ConditionType, Status
-from llm_operator.observed import Manifest, Observed, timestamp
+from llm_operator.observed import Manifest, Observed, timestamp, workload_key
 from llm_operator.status.adapters import adapters_ready, served_adapters
 from llm_operator.status.commits import mixed_revisions, served_commits
 from llm_operator.status.conditions import (
@@ -28,6 +28,7 @@ from llm_operator.status.waking import failed_start, starting_since
 
 def assess(spec: LLMDeploymentSpec | None, observed: Observed) -> Status:
     """Return the status. Without a valid spec it refers to what runs: the replicas of the Deployment in force."""
+    observed = without_foreign(observed)
     workload = observed.workload(observed.key.name)
     wanted = workload.get("spec", {}).get("replicas", 0) if spec is None else spec.replicas
     is_autoscaled = spec is not None and spec.autoscaling is not None
@@ -39,7 +40,9 @@ def assess(spec: LLMDeploymentSpec | None, observed: Observed) -> Status:
     cached = model_cached(spec, observed)
     if observed.fetch is not None:
         evidence = replace(evidence, download=cached)
-    is_fetching = cached is not None and not cached.holds and not workload and not evidence.problems
+    is_fetching = (
+        cached is not None and not cached.holds and not (workload or evidence.problems or evidence.refusal)
+    )
     ready_replicas = evidence.counts.ready_replicas
     since = starting_since(spec, ready_replicas, observed)
     failure = failed_start(spec, since, ready_replicas, cause_of_delay(evidence), observed)
@@ -69,6 +72,16 @@ def assess(spec: LLMDeploymentSpec | None, observed: Observed) -> Status:
         adapters=served_adapters(spec, observed),
         conditions=tuple(dated(kind, verdict, observed) for kind, verdict in verdicts.items() if verdict),
     )
+
+
+def without_foreign(observed: Observed) -> Observed:
+    """Return the state without a Deployment that another one controls, such as a deleted LLMDeployment of our name."""
+    key, uid = workload_key(observed.key.name), observed.subject["metadata"].get("uid")
+    owners = observed.children.get(key, {}).get("metadata", {}).get("ownerReferences", ())
+    if all(owner["uid"] == uid for owner in owners if owner.get("controller")):
+        return observed
+    children = {name: child for name, child in observed.children.items() if name != key}
+    return replace(observed, children=children, pods=(), replica_sets=())
 
 
 def image_in_force(workload: Manifest) -> str:

@@ -11,6 +11,7 @@ from engine_server.contract.labels import ENGINE_CONTAINER, PAUSED_ANNOTATION
 from engine_server.contract.reasons import Reason, needs_person
 from llm_operator.api.status import FailedStart
 from llm_operator.observed import Manifest, Observed, Problem, StartReport
+from llm_operator.status.missing_model import with_download, without_repaired
 from llm_operator.status.problems import condition, is_fetching, is_running, phase, problems
 from llm_operator.status.rollout import failing_pods, is_rolled_out, with_surge_remedy
 
@@ -74,11 +75,15 @@ class Evidence:
         are_replaced = counts.ready_replicas >= wanted
         pods = [pod for pod in observed.pods if not (are_replaced and phase(pod) == "Failed")]
         pod_spec = workload.get("spec", {}).get("template", {}).get("spec", {})
-        of_pods = [with_surge_remedy(problem, workload, wanted) for problem in problems(pods, pod_spec)]
+        judged = without_repaired(pods, workload, observed)
+        of_pods = [
+            with_download(with_surge_remedy(problem, workload, wanted), workload)
+            for problem in problems(judged, pod_spec)
+        ]
         lasting = observed.refusal if is_lasting(observed.refusal) else None
         found = (lasting, *of_pods, blockage(workload))
         known = [problem for problem in found if problem]
-        failures = problems(failing_pods(pods, observed.replica_sets), pod_spec)
+        failures = problems(failing_pods(judged, observed.replica_sets), pod_spec)
         return cls(
             wanted=wanted,
             is_autoscaled=is_autoscaled,
@@ -180,6 +185,8 @@ def starting(evidence: Evidence) -> Verdict:
         return Verdict(False, *evidence.refusal)
     if any(is_running(pod, ENGINE_CONTAINER) for pod in evidence.pods):
         return loading(evidence.start_report)
+    if evidence.download:
+        return evidence.download
     if evidence.is_fetching_in_pods:
         return Verdict(
             False,

@@ -29,6 +29,25 @@ def demand(key: Key, kv: float) -> DeploymentDemand:
     return DeploymentDemand(*key, 50, 0, 0.0, (EndpointLoad("http://10.0.0.1:8000", kv, 0.0),))
 
 
+IDLE = DeploymentDemand(*GOOD, 0, 0, 900.0)
+
+
+async def replicas_after(reports: Reports, minimum: int, replicas: int) -> dict[Key, int]:
+    """Return the replicas of GOOD after these reports in ten seconds."""
+    delays = {"stable_window_seconds": 1, "panic_window_seconds": 1, "scale_down_delay_seconds": 1}
+    autoscaling = Autoscaling(min=minimum, max=9, idle_seconds=1, **delays)
+    scales = Scales()
+    scales.by_key[GOOD] = Scale(
+        autoscaling, replicas=replicas, ready_replicas=replicas, resource_version="1", operator=OPERATOR
+    )
+    cluster: Any = Written()
+    cluster.replicas[GOOD] = replicas
+    autoscaler = Autoscaler(cluster, OPERATOR, scales, routers=None)  # type: ignore[arg-type]
+    for now in range(10):
+        await autoscaler.scale_all(reports, float(now))
+    return cluster.replicas
+
+
 async def test_others_are_scaled_when_one_decision_fails() -> None:
     scales = Scales()
     for key in (BAD, GOOD):
@@ -56,17 +75,34 @@ async def test_others_are_scaled_when_one_decision_fails() -> None:
 async def test_a_silent_router_does_not_stop_the_scaling_of_a_deployment_that_it_did_not_know(
     minimum: int, silent: DemandReport, expected: int
 ) -> None:
-    delays = {"stable_window_seconds": 1, "panic_window_seconds": 1, "scale_down_delay_seconds": 1}
-    autoscaling = Autoscaling(min=minimum, max=3, idle_seconds=1, **delays)
-    scales = Scales()
-    scales.by_key[GOOD] = Scale(
-        autoscaling, replicas=3, ready_replicas=3, resource_version="1", operator=OPERATOR
-    )
-    cluster: Any = Written()
-    autoscaler = Autoscaler(cluster, OPERATOR, scales, routers=None)  # type: ignore[arg-type]
-    idle = DemandReport((DeploymentDemand(*GOOD, 0, 0, 900.0),))
+    idle = DemandReport((IDLE,))
 
-    for now in range(10):
-        await autoscaler.scale_all(Reports((idle,), is_complete=True, silent=(silent,)), float(now))
+    scaled = await replicas_after(Reports((idle,), is_complete=True, silent=(silent,)), minimum, replicas=3)
 
-    assert cluster.replicas == {GOOD: expected}
+    assert scaled == {GOOD: expected}
+
+
+@pytest.mark.parametrize(
+    ("reports", "expected"),
+    [
+        pytest.param(Reports((), True, silent=(DemandReport((demand(BAD, 0.0),)),)), 6, id="unknown to all"),
+        pytest.param(
+            Reports((), True, silent=(DemandReport((IDLE,)), DemandReport(()))),
+            6,
+            id="unknown to one, none answers",
+        ),
+        pytest.param(Reports((), True, silent=(DemandReport((IDLE,)),)), 1, id="known to all"),
+        pytest.param(
+            Reports((DemandReport((IDLE,)),), True, silent=(DemandReport((), num_invalid=1),)),
+            6,
+            id="perhaps among invalid entries",
+        ),
+        pytest.param(
+            Reports((DemandReport((IDLE,)),), True, silent=(DemandReport((IDLE,), num_invalid=1),)),
+            1,
+            id="others are invalid",
+        ),
+    ],
+)
+async def test_a_deployment_scales_down_only_where_a_router_knows_it(reports: Reports, expected: int) -> None:
+    assert await replicas_after(reports, minimum=1, replicas=6) == {GOOD: expected}

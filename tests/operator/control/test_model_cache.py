@@ -217,8 +217,8 @@ def test_the_users_claim_is_filled_again_when_an_engine_finds_no_model(
 
     world.set_status("pod", name, {"phase": "Running", "containerStatuses": [container | state]})
 
-    until(lambda: world.degraded(name, "ModelMissing"))
     until(lambda: cache_condition(world, name, "FetchingModel"))
+    assert not world.degraded(name, "ModelMissing")
     job = until(lambda: job_of(world, name))
     world.set_status("job", job["metadata"]["name"], DONE | {"completionTime": "2026-01-01T03:00:00Z"})
     until(lambda: cache_condition(world, name, "Cached"))

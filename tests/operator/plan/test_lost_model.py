@@ -14,7 +14,7 @@ COMPLETE = {
     "conditions": [{"type": "Complete", "status": "True"}],
     "completionTime": "2026-01-01T12:00:00Z",
 }
-BEFORE, AFTER = "2026-01-01T11:59:00Z", "2026-01-01T12:01:00Z"
+BEFORE, AFTER, LATEST = (f"2026-01-01T{time}Z" for time in ("11:59:00", "12:01:00", "12:02:00"))
 WORKLOAD = workload_key("smollm2")
 
 
@@ -27,25 +27,30 @@ def served(planned: Any, manifest: Any, model: dict[str, Any] = MINE) -> dict[Ch
     first = planned(manifest(model=model)).goal.apply
     jobs = {key: child | {"status": COMPLETE} for key, child in first.items() if key.kind == "Job"}
     done = planned(manifest(model=model), Observed(children={**first, **jobs})).goal.apply
-    return {**done, WORKLOAD: {**done[WORKLOAD], "metadata": {**done[WORKLOAD]["metadata"], "uid": "w"}}}
+    return {**done, WORKLOAD: with_uid(done[WORKLOAD])}
+
+
+def with_uid(child: dict[str, Any]) -> dict[str, Any]:
+    return {**child, "metadata": {**child["metadata"], "uid": "w"}}
 
 
 def seen(
     children: dict[ChildKey, dict[str, Any]],
     message: str,
-    finished: str,
+    started: str,
     state: str = "lastState",
     template: str | None = None,
+    is_ready: bool = False,
 ) -> Observed:
     """Return the cluster with a pod whose engine has ended."""
     annotations = dict(children[WORKLOAD]["metadata"]["annotations"])
     if template is not None:
         annotations["fairlead.dev/pod-template"] = template
     replica_set = {"metadata": {"uid": "r", "annotations": annotations, "ownerReferences": [{"uid": "w"}]}}
-    ended = {"terminated": {"exitCode": 1, "message": message, "finishedAt": finished}}
+    ended = {"terminated": {"exitCode": 1, "message": message, "startedAt": started, "finishedAt": LATEST}}
     pod = {
         "metadata": {"name": "p", "ownerReferences": [{"uid": "r"}]},
-        "status": {"containerStatuses": [{"name": "engine", state: ended}]},
+        "status": {"containerStatuses": [{"name": "engine", "ready": is_ready, state: ended}]},
     }
     return Observed(children=children, pods=(pod,), replica_sets=(replica_set,))
 
@@ -63,7 +68,9 @@ def test_the_download_runs_again_and_keeps_the_template(planned: Any, manifest: 
     assert "Job" in kinds(later) and not later.goal.delete + later.goal.release
 
 
-def test_an_end_before_the_last_download_does_not_count(planned: Any, manifest: Any) -> None:
+def test_an_engine_that_started_before_the_end_of_the_last_download_does_not_count(
+    planned: Any, manifest: Any
+) -> None:
     children = served(planned, manifest)
 
     later = planned(manifest(model=MINE), seen(children, EMPTY, BEFORE))
@@ -81,6 +88,15 @@ def test_a_deployment_of_0_2_0_has_no_time_of_its_download(planned: Any, manifes
     assert "Job" in kinds(planned(manifest(model=MINE), seen(children, EMPTY, BEFORE)))
     settled = planned(manifest(model=MINE), Observed(children=children)).child("Deployment")
     assert "fairlead.dev/cached-at" not in settled["metadata"]["annotations"]
+
+
+@pytest.mark.parametrize("is_of_0_2_0", [False, True])
+def test_an_engine_that_is_ready_has_found_its_model(planned: Any, manifest: Any, is_of_0_2_0: bool) -> None:
+    children = served(planned, manifest)
+    if is_of_0_2_0:
+        del children[WORKLOAD]["metadata"]["annotations"]["fairlead.dev/cached-at"]
+
+    assert "Job" not in kinds(planned(manifest(model=MINE), seen(children, EMPTY, AFTER, is_ready=True)))
 
 
 @pytest.mark.parametrize(
@@ -121,3 +137,24 @@ def test_the_time_of_a_later_download_replaces_that_of_the_first(planned: Any, m
     assert done.goal.release == (fetch_key(job.name),)
     children = {key: child for key, child in done.goal.apply.items() if key != job}
     assert "Job" not in kinds(planned(manifest(model=MINE), seen(children, EMPTY, AFTER)))
+
+
+def test_a_model_that_engines_never_see_is_downloaded_again_once_for_each_template(
+    planned: Any, manifest: Any
+) -> None:
+    children = served(planned, manifest)
+    for hour in (13, 14):
+        lost = seen(children, EMPTY, f"2026-01-01T{hour - 1}:30:00Z")
+        again = planned(manifest(model=MINE), lost)
+        jobs = {key: child for key, child in again.goal.apply.items() if key.kind == "Job"}
+        assert len(jobs) == (hour == 13)
+        ended = COMPLETE | {"completionTime": f"2026-01-01T{hour}:00:00Z"}
+        jobs = {key: child | {"status": ended} for key, child in jobs.items()}
+        done = planned(manifest(model=MINE), seen({**again.goal.apply, **jobs}, EMPTY, AFTER)).goal.apply
+        children = {key: with_uid(child) for key, child in done.items()}
+
+    rolled = manifest(model=MINE)
+    rolled["metadata"]["annotations"] = {"fairlead.dev/rolled-at": "2026-01-02"}
+    rolled_children = {key: with_uid(child) for key, child in planned(rolled, lost).goal.apply.items()}
+    lost = seen(rolled_children, EMPTY, "2026-01-01T15:00:00Z")
+    assert "Job" in kinds(planned(rolled, lost))

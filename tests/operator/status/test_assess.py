@@ -5,14 +5,16 @@ from typing import Any
 
 import pytest
 from llm_operator.api.sections.autoscaling import Autoscaling
+from llm_operator.api.sections.cache import Cache
 from llm_operator.api.sections.model import Model
 from llm_operator.api.spec import LLMDeploymentSpec
 from llm_operator.api.status import Condition, Status
-from llm_operator.observed import Observed, Problem, workload_key
+from llm_operator.observed import Fetch, Observed, Problem, workload_key
 from llm_operator.status.assess import assess
 
 from engine_server.contract.memory_shortage import MemoryShortage
 from engine_server.contract.model_folder import no_model
+from engine_server.contract.reasons import needs_person
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -413,3 +415,56 @@ def test_a_first_start_without_a_free_gpu_names_no_strategy() -> None:
 
     assert degraded is not None and degraded.reason == "Unschedulable"
     assert "inPlace" not in degraded.message
+
+
+def test_replicas_of_a_deleted_namesake_do_not_count() -> None:
+    refusal = Problem("ChildTerminating", "the Deployment smollm2-engine is still there")
+    dead = workload(2, ready=2)
+    dead["metadata"]["ownerReferences"] = [{"uid": "before", "controller": True}]
+
+    status = assessed(2, dead, engine(**crashed("bye")), refusal=refusal)
+
+    assert outcome(status, "Ready") == ("False", "ChildTerminating")
+    assert outcome(status, "Progressing") == ("True", "ChildTerminating")
+    assert outcome(status, "Degraded") == ("False", "AsExpected")
+    assert (status.replicas, status.ready_replicas, status.restarts) == (0, 0, 0)
+
+
+def test_a_refused_deployment_with_a_cache_is_not_fetching() -> None:
+    spec = LLMDeploymentSpec(model=Model(uri="hf://a/b", cache=Cache(size="1Gi")))
+    refusal = Problem("ChildTerminating", "the Deployment smollm2-engine is still there")
+
+    assert (
+        outcome(assess(spec, Observed(subject=subject(), refusal=refusal)), "Ready")[1] == "ChildTerminating"
+    )
+
+
+def without_model(started: str, **state: Any) -> dict[str, Any]:
+    """Return a pod whose engine found no model after a start."""
+    ended = crashed(no_model("/models/model", "the folder is empty"))
+    ended["lastState"]["terminated"]["startedAt"] = started
+    return engine(**ended | state)
+
+
+@pytest.mark.parametrize(
+    ("download", "started", "expected"),
+    [
+        pytest.param(Fetch(), "2026-01-01T12:30:00Z", "AsExpected", id="that is downloaded again"),
+        pytest.param(None, "2026-01-01T11:30:00Z", "AsExpected", id="that was downloaded since"),
+        pytest.param(None, "2026-01-01T12:30:00Z", "ModelMissing", id="that it does not see on the claim"),
+    ],
+)
+@pytest.mark.parametrize("state", [{}, {"state": {"running": {}}}], ids=["waiting", "running"])
+def test_a_model_is_missing_only_where_no_download_brings_it(
+    download: Fetch | None, started: str, expected: str, state: dict[str, Any]
+) -> None:
+    deployment = workload(1)
+    deployment["metadata"]["annotations"] = {"fairlead.dev/cached-at": "2026-01-01T12:00:00Z"}
+
+    status = assessed(1, deployment, without_model(started, **state), fetch=download)
+
+    assert outcome(status, "Degraded")[1] == expected
+    ready = find(status, "Ready")
+    assert ready is not None and needs_person(ready.reason) == (expected == "ModelMissing")
+    if expected == "ModelMissing":
+        assert ready.message.startswith("the model was downloaded to the claim before the engine started")

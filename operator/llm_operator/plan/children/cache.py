@@ -26,7 +26,7 @@ from llm_operator.settings import Settings
 POLL_SECONDS = 2.0
 LONGEST_POLL_SECONDS = 60.0
 # The annotations by which a Deployment records a complete model.
-RECORD = (labels.CACHED_MODEL_ANNOTATION, labels.CACHED_AT_ANNOTATION)
+RECORD = (labels.CACHED_MODEL_ANNOTATION, labels.CACHED_AT_ANNOTATION, labels.REFETCHED_FOR_ANNOTATION)
 
 
 def plan(deployment: LLMDeployment, observed: Observed, settings: Settings) -> Iterator[Manifest]:
@@ -51,7 +51,7 @@ def is_cached(cache: ModelCache, deployment: LLMDeployment, observed: Observed) 
 
     The Deployment and a created claim record it, since the Job is deleted then. The record on the claim is for other
     LLMDeployments, which need no Job of their own. It has the claim's UID: one that is created anew is filled again.
-    A user's claim is filled again when an engine finds no model there.
+    A user's claim is filled again, once for each template, when an engine finds no model there.
     """
     job = observed.children.get(fetch_key(cache.name))
     if job is not None and is_complete(job):
@@ -78,7 +78,8 @@ def poll_after(cache: ModelCache, observed: Observed) -> float:
 def annotations(deployment: LLMDeployment, observed: Observed) -> dict[str, str]:
     """Return the Deployment's record of a complete model; while another one is downloaded, the last record.
 
-    There is none of a lost model that is downloaded again: while no engine starts, nothing else shows the loss.
+    Of a lost model that is downloaded again there is only the template that lost it: while no engine starts, nothing
+    else shows the loss.
     """
     cache = model_cache(deployment.spec.model)
     if cache is None:
@@ -86,7 +87,9 @@ def annotations(deployment: LLMDeployment, observed: Observed) -> dict[str, str]
     existing = observed.workload(deployment.name).get("metadata", {}).get("annotations", {})
     last = {name: existing[name] for name in RECORD if name in existing}
     if not is_cached(cache, deployment, observed):
-        return {} if last.get(labels.CACHED_MODEL_ANNOTATION) == mark(cache, observed) else last
+        if last.get(labels.CACHED_MODEL_ANNOTATION) != mark(cache, observed):
+            return last
+        return {labels.REFETCHED_FOR_ANNOTATION: existing.get(labels.RECORD_HASH_ANNOTATION, "")}
     ended = observed.children.get(fetch_key(cache.name), {}).get("status", {}).get("completionTime")
     time = {labels.CACHED_AT_ANNOTATION: ended} if ended else {}
     return last | time | {labels.CACHED_MODEL_ANNOTATION: mark(cache, observed)}
