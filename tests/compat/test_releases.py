@@ -27,7 +27,7 @@ NOT_RECORDED = {
     "labels.ROUTER_PORT": "the chart has it",
     "labels.METRICS_PORT": "the chart has it",
     "labels.SERVICE_NAME_LABEL": "Kubernetes has it",
-    "labels.REFETCHED_FOR_ANNOTATION": "the operator alone reads it, and a release without it downloads no lost model again",
+    "labels.REFETCHED_FOR_ANNOTATION": "only operators that download lost models again read it",
 }
 
 
