@@ -139,6 +139,7 @@ def layer_ids(*layers: Any) -> dict[str, Any]:
         ({"norm_before_fc": True}, "norm_before_fc is true, which is not supported"),
         ({"norm_before_residual": "yes"}, "norm_before_residual is 'yes'; expected is true or false"),
         ({"num_key_value_heads": 3}, "num_key_value_heads is 3, which doesn't divide 4 attention heads"),
+        ({"head_dim": 3}, "head_dim is 3; expected is an even number"),
         ({"num_attention_heads": 3}, r"config\.json is no configuration of a llama: .*"),
         ({"speculators_model_type": "hass"}, "speculators_model_type is 'hass'; eagle3 is supported"),
         ({"speculators_model_type": "eagle3"}, "transformer_layer_config is None; expected is an object"),

@@ -83,6 +83,8 @@ def check_settings(settings: Any) -> None:
         value = getattr(settings, name)
         if type(value) is not int or not 0 < value <= MOST:
             raise ValueError(f"{name} is {quote(value)}; expected is an integer from 1 to {MOST}")
+    if settings.head_dim % 2:  # a rope rotates pairs
+        raise ValueError(f"head_dim is {settings.head_dim}; expected is an even number")
     heads, kv_heads = settings.num_attention_heads, settings.num_key_value_heads
     if heads % kv_heads:
         raise ValueError(f"num_key_value_heads is {kv_heads}, which doesn't divide {heads} attention heads")
