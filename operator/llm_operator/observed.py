@@ -139,6 +139,11 @@ def found_no_model(pod: Manifest, since: str = "") -> bool:
     )
 
 
+def annotation(child: Manifest, name: str) -> str:
+    """Return an annotation of an object that may not exist; empty if it has none."""
+    return str(child.get("metadata", {}).get("annotations", {}).get(name, ""))
+
+
 def revision(replica_set: Manifest) -> int:
     """Return the revision of a ReplicaSet, 0 if it has none."""
     number = replica_set["metadata"].get("annotations", {}).get(REVISION_ANNOTATION, "")

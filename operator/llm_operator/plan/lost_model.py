@@ -10,7 +10,7 @@ from engine_server.contract.labels import (
     RECORD_HASH_ANNOTATION,
     REFETCHED_FOR_ANNOTATION,
 )
-from llm_operator.observed import Manifest, Observed, found_no_model
+from llm_operator.observed import Manifest, Observed, annotation, found_no_model
 from llm_operator.plan.ownership import owned_pods
 
 
@@ -27,7 +27,3 @@ def is_lost(workload: Manifest, observed: Observed) -> bool:
     ]
     since = annotation(workload, CACHED_AT_ANNOTATION)
     return any(found_no_model(pod, since) for pod in owned_pods(observed.pods, current))
-
-
-def annotation(owner: Manifest, name: str) -> str:
-    return str(owner.get("metadata", {}).get("annotations", {}).get(name, ""))

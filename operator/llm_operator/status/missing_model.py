@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from engine_server.contract.labels import CACHED_AT_ANNOTATION
 from engine_server.contract.reasons import Reason
-from llm_operator.observed import Manifest, Observed, Problem, found_no_model
+from llm_operator.observed import Manifest, Observed, Problem, annotation, found_no_model
 
 
 def without_repaired(pods: Sequence[Manifest], workload: Manifest, observed: Observed) -> list[Manifest]:
@@ -14,17 +14,12 @@ def without_repaired(pods: Sequence[Manifest], workload: Manifest, observed: Obs
 
 def is_lasting(pod: Manifest, workload: Manifest, observed: Observed) -> bool:
     """Return True for an engine without a model that no download brings or has brought since its start."""
-    return observed.fetch is None and found_no_model(pod, since=cached_at(workload))
+    return observed.fetch is None and found_no_model(pod, since=annotation(workload, CACHED_AT_ANNOTATION))
 
 
 def with_download(problem: Problem, workload: Manifest) -> Problem:
     """Return the problem of an engine that finds no model, with the fact that it was downloaded to its claim."""
-    if problem.reason != Reason.MODEL_MISSING or not cached_at(workload):
+    if problem.reason != Reason.MODEL_MISSING or not annotation(workload, CACHED_AT_ANNOTATION):
         return problem
     fact = "the model was downloaded to the claim before the engine started, which does not see it"
     return Problem(problem.reason, f"{fact}: {problem.message}")
-
-
-def cached_at(workload: Manifest) -> str:
-    """Return the time at which the download ended; empty if it is not known."""
-    return str(workload.get("metadata", {}).get("annotations", {}).get(CACHED_AT_ANNOTATION, ""))
