@@ -5,7 +5,7 @@ An API server stores 10,000 levels, and Python's parsers fail at about 1,000, or
 
 import re
 from collections.abc import Callable, Mapping
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -15,8 +15,12 @@ MOST_LEVELS = 64
 # Of a document, such as a list of objects. An object that has too many still has too many afterwards.
 KEPT_LEVELS = 128
 # Strings, whose brackets do not count, and brackets.
-TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{}]')
+STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
+TOKEN = re.compile(STRING.pattern + rb"|[\[\]{}]")
 OPENING, CLOSING = b"[{", b"]}"
+# Brackets as steps into and out of a level, as signed bytes; all other bytes are left out.
+STEPS = bytes.maketrans(OPENING + CLOSING, b"\x01\x01\xff\xff")
+NO_BRACKETS = bytes(set(range(256)) - {*OPENING, *CLOSING})
 
 
 def decode_shallow(decoder: Callable[[bytes], T], content: bytes) -> T:
@@ -29,7 +33,7 @@ def decode_shallow(decoder: Callable[[bytes], T], content: bytes) -> T:
 
 def shallow(content: bytes) -> bytes:
     """Return a JSON document with null in place of each object and array that lies below KEPT_LEVELS others."""
-    if content.count(b"{") + content.count(b"[") <= KEPT_LEVELS:
+    if levels(content) <= KEPT_LEVELS:
         return content
     kept: list[bytes] = []
     copied = depth = 0
@@ -46,6 +50,15 @@ def shallow(content: bytes) -> bytes:
     if depth <= KEPT_LEVELS:
         kept.append(content[copied:])
     return b"".join(kept)
+
+
+def levels(content: bytes) -> int:
+    """Return the number of levels of a JSON document, or more."""
+    opened = content.count(b"{") + content.count(b"[")
+    if opened <= KEPT_LEVELS:
+        return opened
+    steps = memoryview(STRING.sub(b"", content).translate(STEPS, NO_BRACKETS))
+    return max(accumulate(steps.cast("b")), default=0)
 
 
 def has_more_levels(value: object, levels: int) -> bool:

@@ -115,6 +115,19 @@ class EndlessRetries(Iterable[float]):
         return itertools.repeat(RETRY_SECONDS)
 
 
+class NothingToCompare(kopf.DiffBaseStorage):
+    """Keep no former states of objects. kopf would copy each object at each event to find what has changed in it."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        """Do nothing."""
+
+
 def settings(watch_silence_seconds: float) -> kopf.OperatorSettings:
     """Return kopf's settings."""
     chosen = kopf.OperatorSettings()
@@ -123,6 +136,7 @@ def settings(watch_silence_seconds: float) -> kopf.OperatorSettings:
     # Namespaces and definitions are not watched, since that needs cluster-wide rights.
     chosen.scanning.disabled = True
     chosen.posting.enabled = False
+    chosen.persistence.diffbase_storage = NothingToCompare()
     chosen.networking.request_timeout = REQUEST_SECONDS
     chosen.networking.connect_timeout = CONNECT_SECONDS
     chosen.networking.error_backoffs = EndlessRetries()

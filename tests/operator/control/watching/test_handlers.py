@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import kopf
 import pytest
 import yaml
 from llm_operator.control.cluster import load_configuration
@@ -33,6 +34,14 @@ async def test_an_edit_is_taken_before_the_changes_of_children_and_before_a_reli
     await on_event(LLMDEPLOYMENTS, store, queue)(event={"type": "MODIFIED", "object": manifest("edited", 2)})
 
     assert [(await queue.take()).name for _ in range(3)] == ["edited", "child", "relisted"]
+
+
+def test_kopf_copies_no_object_to_compare_it_with_a_former_state() -> None:
+    storage = handlers.settings(60).persistence.diffbase_storage
+    body = kopf.Body({"metadata": {"name": "a", "labels": {"a": "b"}}, "spec": {"large": [{}] * 1000}})  # type: ignore[typeddict-item]
+
+    assert storage.build(body=body) == {}
+    assert storage.fetch(body=body) is None
 
 
 async def test_a_deleted_child_leaves_the_store_and_wakes_its_llmdeployment() -> None:
