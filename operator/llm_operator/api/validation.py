@@ -7,6 +7,7 @@ walked here, and msgspec converts only what has passed.
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from msgspec import inspect
@@ -33,7 +34,7 @@ def check(value: Any, kind: inspect.Type, path: str = "") -> None:
             extra = kind.extra or {}
             check(value, kind.type, path)
             if SHAPE in extra and value is not None:
-                check(value, inspect.type_info(extra[SHAPE]), path)
+                check(value, type_of(extra[SHAPE]), path)
             check_unique(value, kind.extra_json_schema or {}, path)
             for rule in extra.get(RULES, ()):
                 rule.check(value, path)
@@ -63,6 +64,12 @@ def check(value: Any, kind: inspect.Type, path: str = "") -> None:
             check_length(value, "str", kind.min_length, kind.max_length, path)
             if kind.pattern is not None and re.search(kind.pattern, str(value)) is None:
                 raise SpecError(path, f"expected `str` matching regex {kind.pattern!r}; it is {value!r}")
+
+
+@cache
+def type_of(shape: Any) -> inspect.Type:
+    """Return the description of a type, which takes longer to make than most checks by it."""
+    return inspect.type_info(shape)
 
 
 def check_struct(value: Any, kind: inspect.StructType, path: str) -> None:

@@ -33,7 +33,7 @@ decoder = msgspec.json.Decoder(Readiness)
 
 @dataclass(slots=True)
 class CommitPoller:
-    """Asks each replica once, those of one LLMDeployment one after the other, and wakes it when one has answered."""
+    """Asks each replica once, those of one LLMDeployment in turn, and wakes it when one reports a commit."""
 
     wake: Callable[[Key], None]
     questions: PodQuestions
@@ -65,7 +65,8 @@ class CommitPoller:
                         commit = ""
                     if commit is not None and replica in self._unknown(key):
                         self.commits[key][replica.pod] = commit
-                        self.wake(key)
+                        if commit:
+                            self.wake(key)
                 if waiting := self._unknown(key):
                     await asyncio.sleep(self.interval * 2 ** min(failures[each.pod] for each in waiting))
         finally:

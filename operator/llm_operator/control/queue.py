@@ -14,6 +14,8 @@ from llm_operator import metrics
 
 FIRST_DELAY_SECONDS = 0.5
 LONGEST_DELAY_SECONDS = 60.0
+# After a reconcile that succeeded. A rollout changes its pods dozens of times a second, and a reconcile reads them all.
+REST_SECONDS = 0.2
 
 
 class Priority(IntEnum):
@@ -33,9 +35,9 @@ class Due(NamedTuple):
 
 @dataclass(slots=True)
 class WorkQueue:
-    """A key that is added while a worker has it is queued again afterwards."""
+    """A key that is added while a worker has it is queued again afterwards, but for edits only after a rest."""
 
-    # An entry is out of date if its key is not due any more, is in progress or is postponed.
+    # An entry is out of date if its key is not due any more, or is not free.
     ready: asyncio.PriorityQueue[tuple[Priority, int, Key]] = field(default_factory=asyncio.PriorityQueue)
     entries: Iterator[int] = field(default_factory=itertools.count)
     due: dict[Key, Due] = field(default_factory=dict)
@@ -46,6 +48,8 @@ class WorkQueue:
     timers: dict[Key, asyncio.TimerHandle] = field(default_factory=dict)
     # Keys that are not taken before their timer has expired.
     postponed: set[Key] = field(default_factory=set)
+    # Keys that only an edit takes before their rest has ended.
+    rests: dict[Key, asyncio.TimerHandle] = field(default_factory=dict)
 
     def add(self, key: Key, priority: Priority = Priority.EVENT) -> None:
         """Queue a key, or raise its priority if it is queued already."""
@@ -53,14 +57,13 @@ class WorkQueue:
         if known is not None and known.priority <= priority:
             return
         self.due[key] = Due(known.since if known else time.monotonic(), priority)
-        if self._is_free(key):
-            self._enter(key)
+        self._enter_if_free(key)
 
     async def take(self) -> Key:
         """Return the next key. The worker passes it to `done`, `retry` or `postpone` afterwards."""
         while True:
             _, _, key = await self.ready.get()
-            if key in self.due and self._is_free(key):
+            if self._is_free(key):
                 break
         metrics.QUEUE_SECONDS.observe(time.monotonic() - self.due.pop(key).since)
         self.in_progress.add(key)
@@ -71,6 +74,9 @@ class WorkQueue:
     def done(self, key: Key, again_after: float | None = None) -> None:
         """End the work on a key that succeeded; queue it again after so many seconds, if given."""
         self.delays.pop(key, None)
+        if rest := self.rests.pop(key, None):
+            rest.cancel()
+        self.rests[key] = asyncio.get_running_loop().call_later(REST_SECONDS, self._end_rest, key)
         self._release(key)
         if again_after is not None:
             self._add_after(key, again_after)
@@ -95,14 +101,21 @@ class WorkQueue:
 
     def _release(self, key: Key) -> None:
         self.in_progress.remove(key)
-        if key in self.due and self._is_free(key):
-            self._enter(key)
+        self._enter_if_free(key)
+
+    def _end_rest(self, key: Key) -> None:
+        del self.rests[key]
+        self._enter_if_free(key)
 
     def _is_free(self, key: Key) -> bool:
-        return key not in self.in_progress and key not in self.postponed
+        """Return True for a key that is due and may be taken now."""
+        if key not in self.due or key in self.in_progress or key in self.postponed:
+            return False
+        return key not in self.rests or self.due[key].priority == Priority.EDIT
 
-    def _enter(self, key: Key) -> None:
-        self.ready.put_nowait((self.due[key].priority, next(self.entries), key))
+    def _enter_if_free(self, key: Key) -> None:
+        if self._is_free(key):
+            self.ready.put_nowait((self.due[key].priority, next(self.entries), key))
 
     def _add_after(self, key: Key, delay: float) -> None:
         self.timers[key] = asyncio.get_running_loop().call_later(delay, self._expire, key)
@@ -111,6 +124,5 @@ class WorkQueue:
         del self.timers[key]
         if key in self.postponed:
             self.postponed.remove(key)
-            if key in self.due:
-                self._enter(key)
+            self._enter_if_free(key)
         self.add(key)

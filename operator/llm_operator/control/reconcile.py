@@ -161,7 +161,7 @@ class Reconciler:
         replicas = observed.subject["spec"].get("replicas", 1)
         metrics.STATUS.put(key, replicas, status, self.outdated_templates.has(observed))
         self.start_poller.follow(key, replica_to_ask(observed))
-        self.commit_poller.follow(key, replicas_to_ask(observed))
+        self.commit_poller.follow(key, replicas_to_ask(decision.spec, observed))
         write_after = await self.status_writer.write(key, observed, status)
         # A refusal is reported before it is retried.
         if observed.refusal is not None and decision.may_succeed_later and write_after is None:

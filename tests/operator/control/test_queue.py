@@ -37,6 +37,26 @@ async def test_a_key_that_is_added_during_its_work_is_queued_afterwards(queue: W
     assert await queue.take() == KEY
 
 
+async def test_events_after_a_reconcile_wait_for_a_rest_and_an_edit_does_not(queue: WorkQueue) -> None:
+    queue.add(KEY)
+    await queue.take()
+    queue.done(KEY)
+
+    queue.add(KEY, Priority.RELIST)
+    queue.add(KEY, Priority.EVENT)
+    assert queue.ready.empty()
+
+    queue.add(KEY, Priority.EDIT)
+    assert await queue.take() == KEY
+    queue.done(KEY)
+    queue.add(KEY)
+    queue.add(KEY)
+
+    assert await queue.take() == KEY
+    assert queue.ready.empty()
+    await until_async(lambda: not queue.rests)
+
+
 async def test_the_wait_of_each_key_that_is_taken_is_observed(queue: WorkQueue) -> None:
     count = "fairlead_operator_queue_seconds_count"
     before = metrics.REGISTRY.get_sample_value(count)
