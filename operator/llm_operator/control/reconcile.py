@@ -22,6 +22,7 @@ from llm_operator.control.events import Events
 from llm_operator.control.fetch import addresses, observe_fetch
 from llm_operator.control.fetch_poller import FetchPoller
 from llm_operator.control.outdated_templates import OutdatedTemplates
+from llm_operator.control.pace import Pace
 from llm_operator.control.pod_questions import PodQuestions
 from llm_operator.control.queue import LONGEST_DELAY_SECONDS, WorkQueue
 from llm_operator.control.record import Record, marked
@@ -101,15 +102,17 @@ class Reconciler:
         metrics.QUEUED.set_function(lambda: len(self.queue.due))
         if self.root_keys is not None:
             await self.root_keys.load()
+        pace = Pace(WORKERS)
         async with asyncio.TaskGroup() as group:
             for _ in range(WORKERS):
-                group.create_task(self.work())
+                group.create_task(self.work(pace))
             group.create_task(self.adapter_pusher.run())
             if self.root_keys is not None:
                 group.create_task(self.root_keys.follow(self.wake_all))
 
-    async def work(self) -> None:
+    async def work(self, pace: Pace) -> None:
         while True:
+            await pace.begin()
             key = await self.queue.take()
             try:
                 with metrics.RECONCILE_SECONDS.time():
@@ -124,11 +127,16 @@ class Reconciler:
                 delay = self.retry(key, error) if outage is None else self.queue.postpone(key, outage)
                 unexpected = None if isinstance(error, (RefusedError, *FAILURES)) else error
                 logger.warning("%s: %s; retry in %.1f s", key, describe(error), delay, exc_info=unexpected)
-                # An API server in trouble is not asked about every object.
-                await asyncio.sleep(outage or 0)
+                if outage is None:
+                    pace.answered()
+                else:
+                    # An API server in trouble is not asked about every object.
+                    await asyncio.sleep(outage)
+                    pace.unanswered()
             else:
                 metrics.RECONCILES.labels("success").inc()
                 self.queue.done(key, again_after)
+                pace.answered()
 
     def retry(self, key: Key, error: Exception) -> float:
         """Queue a key whose reconcile failed; return the delay in seconds."""
