@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from native_kernels import needs_kernels
 from torch import Tensor
 
@@ -188,6 +190,27 @@ def test_floating_product_equals_float64(inputs: int, outputs: int, dtype, with_
         terms = values.double().abs() @ format.weight.double().abs().T
         slack = torch.finfo(dtype).eps * exact.abs() + 1e-5 * terms
         assert ((product.apply(values).double() - exact).abs() <= slack).all()
+
+
+@given(
+    rows=st.integers(1, 70), pairs=st.integers(1, 100), outputs=st.integers(1, 100), with_bias=st.booleans(),
+    gap=st.integers(0, 40), chosen=st.data(),
+)  # fmt: skip
+def test_bfloat16_product_of_any_shape_equals_float64_and_its_rows_alone(
+    rows: int, pairs: int, outputs: int, with_bias: bool, gap: int, chosen: st.DataObject
+) -> None:
+    format = dense(2 * pairs, outputs, torch.bfloat16, with_bias)
+    product = NativeFloatingFormat(format)
+    values = values_of(rows, 2 * pairs + gap, torch.bfloat16)[:, gap // 2 : gap // 2 + 2 * pairs]
+    output = product.apply(values)
+    bias = 0 if format.bias is None else format.bias.double()
+    exact = values.double() @ format.weight.double().T + bias
+    terms = values.double().abs() @ format.weight.double().abs().T
+    slack = torch.finfo(torch.bfloat16).eps * exact.abs() + 1e-5 * terms
+    assert ((output.double() - exact).abs() <= slack).all()
+    first = chosen.draw(st.integers(0, rows - 1))
+    end = chosen.draw(st.integers(first + 1, rows))
+    assert torch.equal(product.apply(values[first:end]), output[first:end])
 
 
 @pytest.mark.parametrize("dtype", SLACK)
