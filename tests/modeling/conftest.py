@@ -25,13 +25,13 @@ def level(request: pytest.FixtureRequest) -> Iterator[str]:
 
     There the level amx runs on every CPU with AVX-512, with emulated tiles.
     """
+    emulated = request.param == EMULATED
+    name = "amx" if emulated else request.param
     with pytest.MonkeyPatch.context() as patch:
-        if request.param == EMULATED:
+        if emulated:
             compiled = request.getfixturevalue("emulated_library")
             patch.setattr(library, "library_file", lambda level: compiled)
-            patch.setattr(library, "instruction_level", lambda: "amx")
-        else:
-            patch.setattr(library, "instruction_level", lambda: request.param)
+        patch.setattr(library, "instruction_level", lambda held=None: name)
         library.kernels.cache_clear()
         yield request.param
     library.kernels.cache_clear()
