@@ -280,19 +280,21 @@ def test_bfloat16_weights_with_an_odd_number_of_inputs_are_multiplied_by_onednn(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "tiles", "left"),
+    ("dtype", "tiles", "level", "left"),
     [
-        (torch.bfloat16, False, False),
-        (torch.bfloat16, True, True),
-        (torch.float16, False, False),
-        (torch.float16, True, True),
-        (torch.float32, True, False),
+        (torch.bfloat16, False, "avx512-vnni", False),
+        (torch.bfloat16, True, "avx512-vnni", True),
+        (torch.bfloat16, True, "amx", False),
+        (torch.float16, False, "avx512-vnni", False),
+        (torch.float16, True, "amx", True),
+        (torch.float32, True, "amx", False),
     ],
 )
-def test_dense_weights_are_left_to_onednn_where_it_is_faster(
-    dtype, tiles: bool, left: bool, monkeypatch
+def test_dense_weights_are_left_to_onednn_where_it_alone_multiplies_by_tiles(
+    dtype, tiles: bool, level: str, left: bool, monkeypatch
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": tiles, "amx_fp16": tiles})
+    monkeypatch.setattr(library.kernels(), "level", level)
     # Which of the two depends on what oneDNN can pack on this machine's CPU.
     kinds = (PackedFormat, DenseFormat) if left else (NativeFloatingFormat,)
     assert isinstance(native(dense(64, 32, dtype)), kinds)
