@@ -215,8 +215,11 @@ def test_bfloat16_product_of_any_shape_equals_float64_and_its_rows_alone(
 
 @pytest.mark.parametrize("dtype", SLACK)
 def test_row_of_a_floating_product_is_bitwise_independent_of_others(threads, dtype) -> None:
-    product, values = NativeFloatingFormat(dense(576, 300, dtype)), values_of(64, 576, dtype)
+    # Products cancel, so that results are the rounding errors of sums, which depend on the order.
+    half, values = dense(288, 300, dtype).weight, values_of(64, 288, dtype).repeat(1, 2)
+    product = NativeFloatingFormat(DenseFormat(torch.cat((half, -half), 1), None))
     together = product.apply(values)
+    assert together.count_nonzero() > together.numel() / 2
     order = torch.randperm(64)
     assert torch.equal(product.apply(values[order]), together[order])
     assert torch.equal(product.apply(values.repeat(4, 1)), together.repeat(4, 1))

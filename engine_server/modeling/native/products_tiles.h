@@ -1,5 +1,5 @@
 // Products of bfloat16 by tiles, with sums in float32: up to 2 tiles of rows times a block of 32 outputs, 32 inputs at a
-// time. Each result is one chain of additions over the inputs in their order, and a row of a tile has no part in another's.
+// time. Each result is summed in the order of the inputs, whatever the number of rows and the others in its tile.
 #pragma once
 
 #include "products_in_float.h"
