@@ -17,6 +17,7 @@ from engine_server.modeling.formats.native_floating import NativeFloatingFormat
 from engine_server.modeling.formats.native_integer import NativeIntegerFormat, values_in_group
 from engine_server.modeling.formats.packed import PackedFormat
 from engine_server.modeling.native import library
+from engine_server.modeling.native.levels import library_file
 
 pytestmark = [pytest.mark.usefixtures("level"), needs_kernels]
 # Relative to the largest result: rounding of sums in float32, of results in shorter types,
@@ -104,6 +105,26 @@ def test_row_of_an_integer_product_is_bitwise_independent_of_others(
     assert torch.equal(product.apply(values[order]), together[order])
     for count in (1, 2, 3, 5, 17):
         assert torch.equal(product.apply(values[20 : 20 + count]), together[20 : 20 + count])
+
+
+@pytest.mark.parametrize("with_minima", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("inputs", "outputs", "group"), SHAPES)
+def test_integer_products_have_the_same_bits_at_all_levels_with_avx512(
+    inputs, outputs, group, bits, with_minima, level
+) -> None:
+    plain = library_file("avx512")
+    if level.startswith("avx2") or not plain.exists():
+        pytest.skip("compares the kernels for AVX-512 with others that round alike")
+    product = native(integers(inputs, outputs, group, bits, with_minima, torch.float32))
+    for rows in (1, 15, 16, 17, 40):
+        values = values_of(rows, inputs, torch.float32)
+        output = product.apply(values)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(library, "library_file", lambda level: plain)
+            library.kernels.cache_clear()
+            assert torch.equal(product.apply(values), output)
+        library.kernels.cache_clear()
 
 
 def test_integer_products_are_bitwise_equal_with_one_and_two_threads() -> None:
