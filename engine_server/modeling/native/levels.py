@@ -64,7 +64,7 @@ def tiles_are_permitted() -> bool:
     """Ask Linux to let this process, its threads and its forks use AMX's tiles; return False if it refuses."""
     system = ctypes.CDLL(None)
     numbers = (ctypes.c_long(number) for number in (ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA))
-    return system.syscall(*numbers) == 0
+    return bool(system.syscall(*numbers) == 0)
 
 
 def supported_levels(held: Set[str] | None = None) -> list[str]:

@@ -88,7 +88,7 @@ def kernels() -> Any:
 
 
 def load(level: str) -> Any:
-    found = ctypes.CDLL(str(library_file(level)))
+    found: Any = ctypes.CDLL(str(library_file(level)))
     for name in SIGNATURES:
         setattr(found, name, Kernel(name, getattr(found, name)))
     found.level = level
