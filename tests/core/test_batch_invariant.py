@@ -24,6 +24,7 @@ from transformers import (
 
 from engine_server import EngineArgs, LLMEngine, SamplingParams
 from engine_server.core import model_runner
+from engine_server.modeling.native import library
 from engine_server.modeling.platform.cpu import CpuPlatform
 
 SIZES = TINY | {"vocab_size": 128, "max_position_embeddings": 128, "eos_token_id": 1, "bos_token_id": 0}
@@ -170,7 +171,7 @@ def test_operations_that_may_depend_on_the_batch_are_refused(
 
 @pytest.fixture
 def without_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide AMX, with which oneDNN multiplies."""
+    """Hide AMX, with which oneDNN multiplies where our kernels may not."""
     capabilities = torch.cpu.get_capabilities()
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities | {"amx_bf16": False})
 
@@ -202,12 +203,14 @@ def test_float32_is_batch_invariant_by_default(tiny_llama: Path) -> None:
 
 
 @needs_kernels
-def test_bfloat16_is_not_batch_invariant_by_default_where_onednn_multiplies(
-    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("level", "invariant"), [("avx512-vnni", False), ("amx", True)])
+def test_bfloat16_is_batch_invariant_by_default_on_amx_unless_only_onednn_uses_it(
+    level: str, invariant: bool, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     capabilities = torch.cpu.get_capabilities()
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities | {"amx_bf16": True})
-    assert not is_invariant(start(tiny_llama, dtype="bfloat16", batch_invariant=None))
+    monkeypatch.setattr(library.kernels(), "level", level)
+    assert is_invariant(start(tiny_llama, dtype="bfloat16", batch_invariant=None)) == invariant
 
 
 @pytest.mark.transformers

@@ -1,5 +1,6 @@
 """The instruction levels of the CPU kernels, and their compilation."""
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -9,7 +10,17 @@ import pytest
 import torch
 
 from engine_server.modeling.native import build, levels
-from engine_server.modeling.native.levels import LEVELS, V4, instruction_level, instructions, supported_levels
+from engine_server.modeling.native.levels import (
+    AMX,
+    ARCH_PRCTL,
+    LEVELS,
+    V4,
+    XFEATURE_XTILEDATA,
+    instruction_level,
+    instructions,
+    supported_levels,
+    tiles_are_permitted,
+)
 
 needs_compiler = pytest.mark.skipif(build.find_compiler() is None, reason="there is no g++ for this machine")
 # The names of instructions that torch reports, beyond those of its capability.
@@ -36,6 +47,31 @@ def test_cpu_that_multiplies_float32_faster_than_pairs_of_bfloat16_uses_the_leve
 @pytest.mark.parametrize("level", LEVELS)
 def test_cpu_with_the_instructions_of_a_level_supports_it_first(level: str) -> None:
     assert supported_levels(LEVELS[level].needs)[0] == level
+
+
+@pytest.mark.parametrize(("permitted", "level"), [(True, "amx"), (False, "avx512-vnni")])
+def test_process_that_may_not_use_tiles_takes_the_next_level(
+    permitted: bool, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = V4 | AMX | {"avx512_vnni", "avx512_bf16", "avx512_fp16"}
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: {' '.join(held)}\n")
+    monkeypatch.setattr(levels, "CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(levels, "tiles_are_permitted", lambda: permitted)
+    instructions.cache_clear()
+    try:
+        assert instruction_level() == level
+    finally:
+        instructions.cache_clear()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux permits tiles on request")
+def test_linux_lists_tiles_among_the_permitted_features_once_it_has_permitted_them() -> None:
+    get_permitted_features, features = 0x1022, ctypes.c_uint64()
+    permitted = tiles_are_permitted()
+    ctypes.CDLL(None).syscall(
+        ctypes.c_long(ARCH_PRCTL), ctypes.c_long(get_permitted_features), ctypes.byref(features)
+    )
+    assert permitted == bool(features.value >> XFEATURE_XTILEDATA & 1)
 
 
 def test_cpu_without_avx2_has_no_level() -> None:

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from native_kernels import needs_kernels
 from torch import Tensor
 
@@ -15,6 +17,7 @@ from engine_server.modeling.formats.native_floating import NativeFloatingFormat
 from engine_server.modeling.formats.native_integer import NativeIntegerFormat, values_in_group
 from engine_server.modeling.formats.packed import PackedFormat
 from engine_server.modeling.native import library
+from engine_server.modeling.native.levels import library_file
 
 pytestmark = [pytest.mark.usefixtures("level"), needs_kernels]
 # Relative to the largest result: rounding of sums in float32, of results in shorter types,
@@ -104,6 +107,26 @@ def test_row_of_an_integer_product_is_bitwise_independent_of_others(
         assert torch.equal(product.apply(values[20 : 20 + count]), together[20 : 20 + count])
 
 
+@pytest.mark.parametrize("with_minima", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("inputs", "outputs", "group"), SHAPES)
+def test_integer_products_have_the_same_bits_at_all_levels_with_avx512(
+    inputs, outputs, group, bits, with_minima, level
+) -> None:
+    plain = library_file("avx512")
+    if level.startswith("avx2") or not plain.exists():
+        pytest.skip("compares the kernels for AVX-512 with others that round alike")
+    product = native(integers(inputs, outputs, group, bits, with_minima, torch.float32))
+    for rows in (1, 15, 16, 17, 40):
+        values = values_of(rows, inputs, torch.float32)
+        output = product.apply(values)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(library, "library_file", lambda level: plain)
+            library.kernels.cache_clear()
+            assert torch.equal(product.apply(values), output)
+        library.kernels.cache_clear()
+
+
 def test_integer_products_are_bitwise_equal_with_one_and_two_threads() -> None:
     product, values = (
         native(integers(576, 1000, 64, 4, True, torch.float32)),
@@ -190,10 +213,34 @@ def test_floating_product_equals_float64(inputs: int, outputs: int, dtype, with_
         assert ((product.apply(values).double() - exact).abs() <= slack).all()
 
 
+@given(
+    rows=st.integers(1, 70), pairs=st.integers(1, 100), outputs=st.integers(1, 100), with_bias=st.booleans(),
+    gap=st.integers(0, 40), chosen=st.data(),
+)  # fmt: skip
+def test_bfloat16_product_of_any_shape_equals_float64_and_its_rows_alone(
+    rows: int, pairs: int, outputs: int, with_bias: bool, gap: int, chosen: st.DataObject
+) -> None:
+    format = dense(2 * pairs, outputs, torch.bfloat16, with_bias)
+    product = NativeFloatingFormat(format)
+    values = values_of(rows, 2 * pairs + gap, torch.bfloat16)[:, gap // 2 : gap // 2 + 2 * pairs]
+    output = product.apply(values)
+    bias = 0 if format.bias is None else format.bias.double()
+    exact = values.double() @ format.weight.double().T + bias
+    terms = values.double().abs() @ format.weight.double().abs().T
+    slack = torch.finfo(torch.bfloat16).eps * exact.abs() + 1e-5 * terms
+    assert ((output.double() - exact).abs() <= slack).all()
+    first = chosen.draw(st.integers(0, rows - 1))
+    end = chosen.draw(st.integers(first + 1, rows))
+    assert torch.equal(product.apply(values[first:end]), output[first:end])
+
+
 @pytest.mark.parametrize("dtype", SLACK)
 def test_row_of_a_floating_product_is_bitwise_independent_of_others(threads, dtype) -> None:
-    product, values = NativeFloatingFormat(dense(576, 300, dtype)), values_of(64, 576, dtype)
+    # Products cancel, so that results are the rounding errors of sums, which depend on the order.
+    half, values = dense(288, 300, dtype).weight, values_of(64, 288, dtype).repeat(1, 2)
+    product = NativeFloatingFormat(DenseFormat(torch.cat((half, -half), 1), None))
     together = product.apply(values)
+    assert together.count_nonzero() > together.numel() / 2
     order = torch.randperm(64)
     assert torch.equal(product.apply(values[order]), together[order])
     assert torch.equal(product.apply(values.repeat(4, 1)), together.repeat(4, 1))
@@ -257,19 +304,21 @@ def test_bfloat16_weights_with_an_odd_number_of_inputs_are_multiplied_by_onednn(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "tiles", "left"),
+    ("dtype", "tiles", "level", "left"),
     [
-        (torch.bfloat16, False, False),
-        (torch.bfloat16, True, True),
-        (torch.float16, False, False),
-        (torch.float16, True, True),
-        (torch.float32, True, False),
+        (torch.bfloat16, False, "avx512-vnni", False),
+        (torch.bfloat16, True, "avx512-vnni", True),
+        (torch.bfloat16, True, "amx", False),
+        (torch.float16, False, "avx512-vnni", False),
+        (torch.float16, True, "amx", True),
+        (torch.float32, True, "amx", False),
     ],
 )
-def test_dense_weights_are_left_to_onednn_where_it_is_faster(
-    dtype, tiles: bool, left: bool, monkeypatch
+def test_dense_weights_are_left_to_onednn_where_it_alone_multiplies_by_tiles(
+    dtype, tiles: bool, level: str, left: bool, monkeypatch
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": tiles, "amx_fp16": tiles})
+    monkeypatch.setattr(library.kernels(), "level", level)
     # Which of the two depends on what oneDNN can pack on this machine's CPU.
     kinds = (PackedFormat, DenseFormat) if left else (NativeFloatingFormat,)
     assert isinstance(native(dense(64, 32, dtype)), kinds)

@@ -138,8 +138,8 @@ class ExecutionArguments:
 
     batch_invariant: bool | None = argument(
         None,
-        "make results bitwise independent of batch composition (default: where that costs nothing, as in bfloat16 on "
-        "CPUs without AMX)",
+        "make results bitwise independent of batch composition (default: where that costs nothing, as in float32 and "
+        "bfloat16 on CPUs)",
     )
     enforce_eager: bool = argument(False, "launch every kernel from the host: no CUDA graphs of decode steps")
     async_scheduling: bool | None = argument(

@@ -14,8 +14,9 @@ from engine_server.modeling.formats.native_minifloat import NativeMinifloatForma
 from engine_server.modeling.formats.packed import pack
 from engine_server.modeling.formats.quantized import QuantizedFormat
 from engine_server.modeling.formats.weight_format import WeightFormat
+from engine_server.modeling.native.library import kernels
 
-# The capability of CPUs, in torch's terms, with which oneDNN multiplies many rows of a dtype faster than our kernels.
+# The capability of CPUs, in torch's terms, with which oneDNN multiplies many rows of a dtype by tiles.
 TILES = {torch.bfloat16: "amx_bf16", torch.float16: "amx_fp16"}
 
 
@@ -65,5 +66,6 @@ def describe(format: WeightFormat) -> str:
 
 
 def onednn_is_faster(dtype: torch.dtype) -> bool:
-    """Return True if oneDNN's products of many rows are faster than ours: on CPUs with AMX."""
-    return bool(torch.cpu.get_capabilities().get(TILES.get(dtype, "")))
+    """Return True if oneDNN multiplies by tiles, with AMX, where our kernels don't."""
+    ours = dtype == torch.bfloat16 and kernels().level == "amx"
+    return not ours and bool(torch.cpu.get_capabilities().get(TILES.get(dtype, "")))

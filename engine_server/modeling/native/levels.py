@@ -3,6 +3,7 @@
 This module needs neither torch nor a compiler, so that a machine's own level can be compiled before anything is loaded.
 """
 
+import ctypes
 import platform
 from collections.abc import Set
 from functools import cache
@@ -14,6 +15,9 @@ CPU_INFO = Path("/proc/cpuinfo")
 # Names of instructions as Linux lists them. x86-64-v3 and x86-64-v4 have more, which every CPU with these has too.
 V3 = frozenset(("avx2", "fma", "f16c", "bmi1", "bmi2", "movbe"))
 V4 = V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+AMX = frozenset(("amx_tile", "amx_bf16", "amx_int8"))
+# From Linux's asm/unistd_64.h, asm/prctl.h and asm/fpu/types.h.
+ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA = 158, 0x1023, 18
 
 
 class Level(NamedTuple):
@@ -25,6 +29,10 @@ class Level(NamedTuple):
 
 # The fastest first.
 LEVELS = {
+    "amx": Level(
+        ("-march=x86-64-v4", "-mavx512vnni", "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+        V4 | AMX | {"avx512_vnni"},
+    ),
     "avx512-bf16": Level(
         ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"), V4 | {"avx512_vnni", "avx512_bf16"}
     ),
@@ -42,13 +50,21 @@ def library_file(level: str) -> Path:
 
 @cache
 def instructions() -> frozenset[str]:
-    """Return the instructions of this CPU that the system supports, by Linux's names; none on another system."""
+    """Return the instructions of this CPU that the system lets this process use, by Linux's names; none elsewhere."""
     try:
         lines = CPU_INFO.read_text().splitlines()
     except OSError:
         return frozenset()
     flags = next((line for line in lines if line.startswith("flags")), "")
-    return frozenset(flags.partition(":")[2].split())
+    listed = frozenset(flags.partition(":")[2].split())
+    return listed if "amx_tile" not in listed or tiles_are_permitted() else listed - AMX
+
+
+def tiles_are_permitted() -> bool:
+    """Ask Linux to let this process, its threads and its forks use AMX's tiles; return False if it refuses."""
+    system = ctypes.CDLL(None)
+    numbers = (ctypes.c_long(number) for number in (ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA))
+    return bool(system.syscall(*numbers) == 0)
 
 
 def supported_levels(held: Set[str] | None = None) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from engine_server.modeling.native.levels import instruction_level, library_file
+from engine_server.modeling.native.levels import AMX, instruction_level, instructions, library_file
 from engine_server.modeling.native.recording import recorder
 
 POINTER, LONG, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
@@ -79,11 +79,33 @@ class Kernel:
 
 @cache
 def kernels() -> Any:
-    """Load the library, which has a `Kernel` for each signature. Raises OSError if it cannot be loaded."""
-    found = ctypes.CDLL(str(library_file(instruction_level())))
+    """Load the library: a `Kernel` for each signature, and its `level`. Raises OSError if it cannot be loaded."""
+    found = load(instruction_level())
+    if found.level == "amx" and not multiplies_exactly(found):
+        logger.warning("kernels: the CPU's tiles (AMX) multiply wrongly and are not used")
+        found = load(instruction_level(instructions() - AMX))
+    return found
+
+
+def load(level: str) -> Any:
+    found: Any = ctypes.CDLL(str(library_file(level)))
     for name in SIGNATURES:
         setattr(found, name, Kernel(name, getattr(found, name)))
+    found.level = level
     return found
+
+
+def multiplies_exactly(found: Any) -> bool:
+    """Check a product of bfloat16 whose sums are integers below 256, and so exact in any order."""
+    rows, pairs, outputs = 17, 17, 32
+    values = (torch.arange(rows * pairs * 2) % 7 - 3).view(rows, pairs, 2).bfloat16()
+    weight = (torch.arange(pairs * outputs * 2) % 5 - 2).view(pairs, outputs, 2).bfloat16()
+    results = torch.empty(rows, outputs, dtype=torch.bfloat16)
+    found.multiply_floating(
+        PRODUCT_DTYPES[torch.bfloat16], results.data_ptr(), values.data_ptr(), 2 * pairs, weight.data_ptr(), None,
+        rows, 2 * pairs, outputs,
+    )  # fmt: skip
+    return torch.equal(results.float(), torch.einsum("rpi,poi->ro", values.float(), weight.float()))
 
 
 def address(tensor: torch.Tensor | None) -> int | None:

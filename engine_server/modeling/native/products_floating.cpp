@@ -5,6 +5,9 @@
 #include <immintrin.h>
 
 #include "products_in_float.h"
+#ifdef __AMX_BF16__
+#include "products_tiles.h"
+#endif
 
 namespace {
 
@@ -99,6 +102,12 @@ void multiply(T* out, const T* values, int64_t stride, int64_t rows, const Weigh
             multiply_rows(results, widened(own, stride, count, weight.in), weight.in, count, weight);
     }
 }
+
+#ifdef __AMX_BF16__
+void multiply(bfloat16* out, const bfloat16* values, int64_t stride, int64_t rows, const Weight<bfloat16>& weight) {
+    multiply_by_tiles(out, values, stride, rows, weight.values, weight.bias, weight.in, weight.out);
+}
+#endif
 
 template <typename T>
 void gather(T* out, const int64_t* rows, const T* weight, int64_t count, int64_t in) {

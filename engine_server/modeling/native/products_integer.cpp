@@ -8,6 +8,9 @@
 #include <vector>
 
 #include "products.h"
+#ifdef __AMX_INT8__
+#include "tiles.h"
+#endif
 
 namespace {
 
@@ -154,6 +157,31 @@ inline void multiply_group(ints (&totals)[ROWS][VECTORS], const uint8_t* codes, 
     }
 }
 
+#ifdef __AMX_INT8__
+// The same of TILE_ROWS rows, by tiles: 0 and 1 of sums, 2 of values, 3 and 4 of codes.
+template <int BITS, int GROUP>
+inline void multiply_group(ints (&totals)[TILE_ROWS][VECTORS], const uint8_t* codes, const int8_t* values, int64_t stride,
+                           const int32_t* starts, int64_t groups) {
+    bytes lines[GROUP / 4][VECTORS];
+    for (int i = 0; i < GROUP / 4; i += 2, codes += LINE)
+        for (int v = 0; v < VECTORS; v++) {
+            const bytes both = *(const bytes*)(codes + v * BYTES);
+            lines[i][v] = both & 15, lines[i + 1][v] = both >> 4;
+        }
+    _tile_zero(0);
+    _tile_zero(1);
+    LOAD_TILE(2, values, stride);
+    LOAD_TILE(3, lines[0], LINE);
+    LOAD_TILE(4, lines[0] + 1, LINE);
+    _tile_dpbsud(0, 2, 3);
+    _tile_dpbsud(1, 2, 4);
+    _tile_stored(0, totals[0], sizeof totals[0]);
+    _tile_stored(1, totals[0] + 1, sizeof totals[0]);
+    for (int r = 0; starts && r < TILE_ROWS; r++)
+        for (int v = 0; v < VECTORS; v++) totals[r][v] += starts[r * groups];
+}
+#endif
+
 // ROWS rows from `row` on times WIDTH outputs from `output` on. Values have scales for GROUP inputs, weights for as many,
 // or for several groups, whose sums are then SHARED.
 template <int BITS, int GROUP, bool SHARED, bool MINIMA, int ROWS>
@@ -196,6 +224,20 @@ void multiply_tile(int type, void* out, const Quantised& values, const Weight& w
     });
 }
 
+#ifdef __AMX_INT8__
+// Multiplies the first rows, as many as fill tiles, and returns their number.
+template <int BITS, int GROUP, bool SHARED, bool MINIMA>
+int64_t multiply_by_tiles(int type, void* out, const Quantised& values, int64_t rows, const Weight& weight, int64_t output) {
+    if (rows < TILE_ROWS) return 0;
+    const TileShape sums{TILE_ROWS, TILE_BYTES}, of_values{TILE_ROWS, GROUP}, of_codes{GROUP / 4, TILE_BYTES};
+    const Tiles tiles({sums, sums, of_values, of_codes, of_codes});
+    int64_t row = 0;
+    for (; row + TILE_ROWS <= rows; row += TILE_ROWS)
+        multiply_tile<BITS, GROUP, SHARED, MINIMA, TILE_ROWS>(type, out, values, weight, row, output);
+    return row;
+}
+#endif
+
 template <int BITS, int GROUP, bool SHARED, bool MINIMA>
 void multiply(int type, void* out, const void* values, int64_t stride, int64_t rows, const Weight& weight) {
     thread_local Quantised scratch;
@@ -203,8 +245,13 @@ void multiply(int type, void* out, const void* values, int64_t stride, int64_t r
     const Quantised& quantised = scratch;  // the calling thread's, in all threads
     const bool worth_threads = rows * weight.in * weight.out > WORTH_A_THREAD;
     for_outputs_in_parallel(weight.out, BLOCK, WIDTH, worth_threads, [&](int64_t output) {
-        for_row_tiles<TILE>(rows, [&]<int ROWS>(int64_t row, std::integral_constant<int, ROWS>) {
-            multiply_tile<BITS, GROUP, SHARED, MINIMA, ROWS>(type, out, quantised, weight, row, output);
+        int64_t done = 0;  // rows
+#ifdef __AMX_INT8__
+        if constexpr (BITS == 4 && GROUP == 32)
+            done = multiply_by_tiles<BITS, GROUP, SHARED, MINIMA>(type, out, quantised, rows, weight, output);
+#endif
+        for_row_tiles<TILE>(rows - done, [&]<int ROWS>(int64_t row, std::integral_constant<int, ROWS>) {
+            multiply_tile<BITS, GROUP, SHARED, MINIMA, ROWS>(type, out, quantised, weight, done + row, output);
         });
     });
 }

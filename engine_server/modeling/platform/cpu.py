@@ -26,7 +26,6 @@ from engine_server.modeling.layers.kernel_sets.native import NATIVE
 from engine_server.modeling.layers.kernel_sets.plain import CPU
 from engine_server.modeling.memory.cache_layout import Layout
 from engine_server.modeling.memory.host_memory import free_host_memory
-from engine_server.modeling.native.levels import instruction_level
 from engine_server.modeling.native.library import kernels
 from engine_server.modeling.platform.cpu_quota import available_cpus
 from engine_server.modeling.platform.interface import Platform
@@ -139,7 +138,7 @@ class NativePlatform(CpuPlatform):
     batch_invariant = True
 
     def compiled_by(self) -> str:
-        return f"C++, {instruction_level()}, {torch.get_num_threads()} threads"
+        return f"C++, {kernels().level}, {torch.get_num_threads()} threads"
 
     def capture(self, part: StepPart) -> CapturedStep:
         return StepPrograms(part)
