@@ -8,6 +8,9 @@
 #include <vector>
 
 #include "attention_tile.h"
+#ifdef __AMX_BF16__
+#include "attention_amx.h"
+#endif
 #include "threads.h"
 
 namespace {
@@ -255,6 +258,16 @@ void attend(const Step& step) {
     for_each_in_parallel(plan.joins.size(), [&](int64_t i) { join<T>(step, plan.joins[i], shared, scratch); });
 }
 
+// Attends by the kernel for caches of elements of type E.
+template <typename T, typename E>
+void attend_over(const Step& step) {
+#ifdef __AMX_BF16__
+    if constexpr (std::is_same_v<E, bfloat16>)
+        if (ByTiles::take(step.keys.dim, step.values.dim)) return attend<T, ByTiles>(step);
+#endif
+    attend<T, ByVectors<E>>(step);
+}
+
 }  // namespace
 
 // See NativeAttention. out: [tokens, heads, value dim]; query: [tokens, heads, key dim], with strides; keys, values: a
@@ -266,7 +279,7 @@ extern "C" void attention(int is_bfloat16, int storage, void* out, const void* q
                           int kv_heads, int key_dim, int value_dim, int block_size, int causal, int window,
                           int chunked, float scaling, float softcap, const float* sinks, const float* alibi) {
     with_types(is_bfloat16, Storage(storage), [&]<typename T, typename E>(T, E) {
-        attend<T, ByVectors<E>>({
+        attend_over<T, E>({
             out, query, {(char*)keys, key_scales, kv_heads, key_dim, block_size, sizeof(E)},
             {(char*)values, value_scales, kv_heads, value_dim, block_size, sizeof(E)}, tables, table_stride,
             query_token, query_head, (const Sequence*)sequences, count, heads, bool(causal), window, bool(chunked),

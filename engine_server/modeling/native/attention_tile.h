@@ -215,8 +215,8 @@ inline Range seen_by(const Row* rows, int count, const Piece& piece) {
     return range;
 }
 
-// Turns the products of at most R rows into weights, at the places begin to end, and joins the rest of the rows' parts to
-// their states. Sets the factors of their values.
+// Turns the products of at most R rows into weights, at the places begin to end, and joins the headers of the rows'
+// parts to their states. Sets the factors of their values.
 template <typename E, int R>
 inline void weigh_rows(int count, uint32_t (*weights)[PIECE / PAIR<E>], Joint* joints, float (*scores)[PIECE],
                        const Tile& tile, int first, const Piece& piece, int begin, int end) {
@@ -306,7 +306,7 @@ void attend_by_vectors(const Tile& tile, const Piece& piece, const Ahead& ahead,
 template <typename E>
 struct ByVectors {
     using Element = E;
-    static constexpr int ROWS = 1;  // of which a tile's query has a multiple in memory
+    static constexpr int ROWS = 1;  // of a query that are read at once, if only the first of them is a tile's
 
     explicit ByVectors(int) {}
 
