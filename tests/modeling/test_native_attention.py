@@ -174,6 +174,15 @@ def test_chunks_of_prompts_and_decodes_in_one_step_equal_float64(
     cache.check([Chunk(s, 1, context) for s, context in enumerate(contexts)], slack)
 
 
+@pytest.mark.parametrize("dims", DIMS)
+@pytest.mark.parametrize("dtype", SLACK)
+def test_heads_of_each_size_attend_as_in_float64(dtype: torch.dtype, dims: tuple[int, int]) -> None:
+    contexts = [1, 40, 150]
+    cache = Cache(contexts, Heads(5, 1, *dims), dtype, Scoring(dims[0] ** -0.5))
+    for tokens in (contexts, [1, 1, 1]):
+        cache.check([Chunk(s, tokens[s], context) for s, context in enumerate(contexts)], SLACK[dtype])
+
+
 @pytest.mark.parametrize("cache_dtype", tiered([None, INT8], INT8))
 @pytest.mark.parametrize("dtype", SLACK)
 @pytest.mark.parametrize(
