@@ -128,13 +128,15 @@ class Cache:
             torch.testing.assert_close(output.double(), self.exact(chunk), atol=slack, rtol=slack)
 
 
-DIMS = [(64, 64), (80, 80), (96, 96), (128, 128), (256, 256), (192, 128), (576, 512), (8, 12), (112, 72)]
+DIMS = [
+    (64, 64), (80, 80), (96, 96), (128, 128), (256, 256), (192, 128), (576, 512), (16, 48), (8, 12), (112, 72),
+]  # fmt: skip
 
 
 @st.composite
 def caches(draw: st.DrawFn) -> tuple[Cache, float]:
     """Draw a cache and the largest error of its dtype."""
-    kv_heads, group = draw(st.integers(1, 2)), draw(st.sampled_from([1, 3, 8]))
+    kv_heads, group = draw(st.integers(1, 2)), draw(st.integers(1, 8))
     heads = Heads(kv_heads * group, kv_heads, *draw(st.sampled_from(DIMS)))
     sinks, slopes = (
         draw(st.sampled_from([None, torch.linspace(least, 0.125, heads.queries)])) for least in (-2, 0)
@@ -153,7 +155,8 @@ def caches(draw: st.DrawFn) -> tuple[Cache, float]:
     contexts = draw(
         st.lists(st.sampled_from([1, 2, 15, 16, 17, 33, 127, 128, 129, 300]), min_size=1, max_size=3)
     )
-    block_size, cache_dtype = draw(st.sampled_from([16, 32, 48])), draw(st.sampled_from([None, INT8, FLOAT8]))
+    block_size = draw(st.sampled_from([16, 32, 48]))
+    cache_dtype = draw(st.none() | st.sampled_from([INT8, FLOAT8]))
     return Cache(contexts, heads, dtype, scoring, block_size, cache_dtype), SLACK[dtype]
 
 
@@ -169,6 +172,15 @@ def test_chunks_of_prompts_and_decodes_in_one_step_equal_float64(
     rests = [context - first for context, first in zip(contexts, firsts, strict=True)]
     cache.check([Chunk(s, rest or 1, contexts[s]) for s, rest in enumerate(rests)], slack)
     cache.check([Chunk(s, 1, context) for s, context in enumerate(contexts)], slack)
+
+
+@pytest.mark.parametrize("dims", DIMS)
+@pytest.mark.parametrize("dtype", SLACK)
+def test_heads_of_each_size_attend_as_in_float64(dtype: torch.dtype, dims: tuple[int, int]) -> None:
+    contexts = [1, 40, 150]
+    cache = Cache(contexts, Heads(5, 1, *dims), dtype, Scoring(dims[0] ** -0.5))
+    for tokens in (contexts, [1, 1, 1]):
+        cache.check([Chunk(s, tokens[s], context) for s, context in enumerate(contexts)], SLACK[dtype])
 
 
 @pytest.mark.parametrize("cache_dtype", tiered([None, INT8], INT8))
@@ -218,6 +230,15 @@ def test_bits_of_a_long_context_that_threads_share_are_those_of_one_thread() -> 
     torch.set_num_threads(threads)
     assert torch.equal(*outputs)
     torch.testing.assert_close(outputs[0].double(), cache.exact(Chunk(0, 1, 5000)), atol=0.03, rtol=0.03)
+
+
+@pytest.mark.parametrize("dtype", SLACK)
+def test_nan_in_tokens_before_the_window_and_after_the_context_does_not_matter(dtype: torch.dtype) -> None:
+    """The window starts, and the context ends, within a group of tokens."""
+    context, window = 389, 50
+    cache = Cache([context], Heads(6, 2, 64, 64), dtype, Scoring(0.3, window=Window(window)))
+    cache.run([Chunk(0, window, context)])  # the first tokens to be written
+    cache.check([Chunk(0, 1, context)], SLACK[dtype])
 
 
 def test_nan_in_one_sequence_does_not_reach_another() -> None:

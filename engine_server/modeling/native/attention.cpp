@@ -8,6 +8,9 @@
 #include <vector>
 
 #include "attention_tile.h"
+#ifdef __AMX_BF16__
+#include "attention_amx.h"
+#endif
 #include "threads.h"
 
 namespace {
@@ -128,12 +131,13 @@ void copy_query(uint32_t* to, const T* query, int words) {
 }
 
 // Computes an item; reads the beginning of `next` meanwhile, unless it is null.
-template <typename T, typename E>
+template <typename T, typename Kernel>
 void attend(const Step& step, const Item& item, const Item* next, float* kept, Scratch& scratch) {
+    using E = typename Kernel::Element;
     const Tokens& tokens = item.tokens;
     const int group = step.group(), rows = tokens.count * group, words = step.keys.dim / PAIR<E>;
     const int first_head = item.head * group;
-    scratch.query.resize(rows * words);
+    scratch.query.resize((rows + Kernel::ROWS - 1) * words);
     scratch.rows.resize(rows);
     float* states = kept + item.kept;
     if (item.kept < 0) {
@@ -151,6 +155,7 @@ void attend(const Step& step, const Item& item, const Item* next, float* kept, S
     const int begin = scratch.rows[0].begin, end = scratch.rows[rows - 1].end;
     Tile tile{scratch.query.data(), scratch.rows.data(), states, step.stride(), rows, words, step.values.dim,
               step.scores};
+    const Kernel kernel(rows);
     Piece piece = find(step, item, item.first, begin, end);
     for (int index = item.first; index < item.last; index++) {
         Piece following = piece;
@@ -163,7 +168,7 @@ void attend(const Step& step, const Item& item, const Item* next, float* kept, S
             tile.states = states + int64_t(index - item.first) * rows * step.stride();
             for (int r = 0; r < rows; r++) start(step, tile.states + r * step.stride(), nullptr);
         }
-        attend<E>(tile, piece, ahead_of(piece, following), 0, rows);
+        kernel.attend(tile, piece, ahead_of(piece, following));
         piece = following;
     }
     if (item.kept < 0)
@@ -183,7 +188,7 @@ void join(const Step& step, const Item& item, const float* kept, Scratch& scratc
         for (int p = 0; p < item.pieces(); p++) {
             const float* part = kept + item.kept + (int64_t(p) * rows + r) * step.stride();
             Joint joint;
-            join_headers<1>(state, 0, part, part + 1, &joint);
+            join_headers(1, state, 0, part, part + 1, &joint);
             for (int d = HEADER; d < step.stride(); d += LANES) join_values(state + d, load(part + d), joint);
         }
         finish<T>(step, state, item.tokens, r / group, head);
@@ -237,7 +242,7 @@ Plan plan_work(const Step& step, int threads) {
     return plan;
 }
 
-template <typename T, typename E>
+template <typename T, typename Kernel>
 void attend(const Step& step) {
     static thread_local std::vector<float> kept;
     static thread_local Scratch scratch;
@@ -248,9 +253,19 @@ void attend(const Step& step) {
     const int64_t count = plan.items.size();
     for_each_in_parallel(count, [&](int64_t i) {
         const int64_t next = i + threads;  // probably this thread's
-        attend<T, E>(step, plan.items[i], next < count ? &plan.items[next] : nullptr, shared, scratch);
+        attend<T, Kernel>(step, plan.items[i], next < count ? &plan.items[next] : nullptr, shared, scratch);
     });
     for_each_in_parallel(plan.joins.size(), [&](int64_t i) { join<T>(step, plan.joins[i], shared, scratch); });
+}
+
+// Attends by the kernel for caches of elements of type E.
+template <typename T, typename E>
+void attend_over(const Step& step) {
+#ifdef __AMX_BF16__
+    if constexpr (std::is_same_v<E, bfloat16>)
+        if (ByTiles::take(step.keys.dim, step.values.dim)) return attend<T, ByTiles>(step);
+#endif
+    attend<T, ByVectors<E>>(step);
 }
 
 }  // namespace
@@ -264,7 +279,7 @@ extern "C" void attention(int is_bfloat16, int storage, void* out, const void* q
                           int kv_heads, int key_dim, int value_dim, int block_size, int causal, int window,
                           int chunked, float scaling, float softcap, const float* sinks, const float* alibi) {
     with_types(is_bfloat16, Storage(storage), [&]<typename T, typename E>(T, E) {
-        attend<T, E>({
+        attend_over<T, E>({
             out, query, {(char*)keys, key_scales, kv_heads, key_dim, block_size, sizeof(E)},
             {(char*)values, value_scales, kv_heads, value_dim, block_size, sizeof(E)}, tables, table_stride,
             query_token, query_head, (const Sequence*)sequences, count, heads, bool(causal), window, bool(chunked),

@@ -93,17 +93,18 @@ struct Joint {
     float shrink, grow;
 };
 
-// Joins the largest scores and the sums of weights of R rows' parts to their states. Sets the factors of their values.
-template <int R>
-inline void join_headers(float* states, int64_t stride, const float* most, const float* totals, Joint* joints) {
+// Joins the largest scores and the sums of weights of rows' parts to their states; at most LANES rows. Sets the factors
+// of their values.
+inline void join_headers(int rows, float* states, int64_t stride, const float* most, const float* totals,
+                         Joint* joints) {
     floats before = {}, part = {};
-    for (int r = 0; r < R; r++) {
+    for (int r = 0; r < rows; r++) {
         before[r] = states[r * stride];
         part[r] = most[r];
     }
     const floats now = before > part ? before : part;
     const floats shrink = exponential(before - now), grow = exponential(part - now);
-    for (int r = 0; r < R; r++) {
+    for (int r = 0; r < rows; r++) {
         float* state = states + r * stride;
         state[0] = now[r];
         state[1] = std::fma(state[1], shrink[r], totals[r] * grow[r]);
@@ -199,6 +200,38 @@ floats weigh(Factor<E>* weights, const float* own, const Row& row, const Piece& 
     return total;
 }
 
+// Tokens of a piece, from its first one on.
+struct Range {
+    int begin, end;
+};
+
+// From the first to the last of the piece's tokens that any of these rows sees.
+inline Range seen_by(const Row* rows, int count, const Piece& piece) {
+    Range range{PIECE, 0};
+    for (int r = 0; r < count; r++) {
+        range.begin = std::min(range.begin, std::max(rows[r].begin - piece.start, 0));
+        range.end = std::max(range.end, std::min(rows[r].end - piece.start, PIECE));
+    }
+    return range;
+}
+
+// Turns the products of at most R rows into weights, at the places begin to end, and joins the headers of the rows'
+// parts to their states. Sets the factors of their values.
+template <typename E, int R>
+inline void weigh_rows(int count, uint32_t (*weights)[PIECE / PAIR<E>], Joint* joints, float (*scores)[PIECE],
+                       const Tile& tile, int first, const Piece& piece, int begin, int end) {
+    // Each step for all rows, so that none waits for the one before it.
+    const Row* rows = tile.rows + first;
+    floats lanes[R];
+    float most[R], totals[R];
+    for (int r = 0; r < count; r++) lanes[r] = score<E>(scores[r], rows[r], tile.scores, piece, begin, end);
+    for (int r = 0; r < count; r++) most[r] = largest(lanes[r]);
+    for (int r = 0; r < count; r++)
+        lanes[r] = weigh<E>((Factor<E>*)weights[r], scores[r], rows[r], piece, most[r], begin, end);
+    for (int r = 0; r < count; r++) totals[r] = sum(lanes[r]);
+    join_headers(count, tile.states + first * tile.stride, tile.stride, most, totals, joints);
+}
+
 // Adds the tokens begin to end of the piece, by their weights, to COUNT vectors of R rows' states, from dim `first` on.
 template <typename E, int R, int COUNT>
 void add_values(const Tile& tile, float* states, const uint32_t (*weights)[PIECE / PAIR<E>], const Joint* joints,
@@ -247,18 +280,7 @@ void attend_rows(const Tile& tile, const Piece& piece, const Ahead& ahead, int f
         multiply_keys<E, R, VECTORS>(scores, tile, query, piece, ahead, vector);
     for (; vector < end_vector; vector++) multiply_keys<E, R, 1>(scores, tile, query, piece, ahead, vector);
 
-    // Each step for all rows, so that none waits for the one before it.
-    const Row* rows = tile.rows + first;
-    const int begin_place = begin_vector * LANES, end_place = end_vector * LANES;
-    floats lanes[R];
-    float most[R], totals[R];
-    for (int r = 0; r < R; r++)
-        lanes[r] = score<E>(scores[r], rows[r], tile.scores, piece, begin_place, end_place);
-    for (int r = 0; r < R; r++) most[r] = largest(lanes[r]);
-    for (int r = 0; r < R; r++)
-        lanes[r] = weigh<E>((Factor<E>*)weights[r], scores[r], rows[r], piece, most[r], begin_place, end_place);
-    for (int r = 0; r < R; r++) totals[r] = sum(lanes[r]);
-    join_headers<R>(states, tile.stride, most, totals, joints);
+    weigh_rows<E, R>(R, weights, joints, scores, tile, first, piece, begin_vector * LANES, end_vector * LANES);
 
     int dim = 0;
     for (; dim + VECTORS * LANES <= tile.value_dim; dim += VECTORS * LANES)
@@ -271,17 +293,26 @@ void attend_rows(const Tile& tile, const Piece& piece, const Ahead& ahead, int f
 
 // Rows `first` to `last` of the tile, R at a time.
 template <typename E, int R = ROWS>
-void attend(const Tile& tile, const Piece& piece, const Ahead& ahead, int first, int last) {
+void attend_by_vectors(const Tile& tile, const Piece& piece, const Ahead& ahead, int first, int last) {
     for (; first + R <= last; first += R) {
-        int begin = PIECE, end = 0;
-        for (int r = first; r < first + R; r++) {
-            begin = std::min(begin, std::max(tile.rows[r].begin - piece.start, 0));
-            end = std::max(end, std::min(tile.rows[r].end - piece.start, PIECE));
-        }
+        const auto [begin, end] = seen_by(tile.rows + first, R, piece);
         if (begin < end) attend_rows<E, R>(tile, piece, ahead, first, begin, end);
     }
     if constexpr (R > 1)
-        if (first < last) attend<E, R - 1>(tile, piece, ahead, first, last);
+        if (first < last) attend_by_vectors<E, R - 1>(tile, piece, ahead, first, last);
 }
+
+// Attends by vectors over a cache of elements of type E.
+template <typename E>
+struct ByVectors {
+    using Element = E;
+    static constexpr int ROWS = 1;  // of a query that are read at once, if only the first of them is a tile's
+
+    explicit ByVectors(int) {}
+
+    void attend(const Tile& tile, const Piece& piece, const Ahead& ahead) const {
+        attend_by_vectors<E>(tile, piece, ahead, 0, tile.count);
+    }
+};
 
 }  // namespace
