@@ -75,7 +75,8 @@ async def run(options: Options, configuration: Access, stop: asyncio.Event) -> i
         root_keys = None
         if options.key_secrets is not None:
             root_keys = RootKeys(cluster, options.lease_namespace, options.key_secrets)
-        reconciler = Reconciler(cluster, settings, root_keys)
+        # Of its own, so that it counts the answers to reconciles alone.
+        reconciler = Reconciler(Cluster(api), settings, root_keys)
         writers: list[Writer] = [reconciler.run]
         if options.router_service is not None:
             scales = reconciler.store.scales

@@ -56,11 +56,13 @@ async def reload_credentials(configuration: Access) -> None:
     configuration.refresh_api_key_hook = fresh.refresh_api_key_hook
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Cluster:
     """Calls to one API server. They raise `api_errors.FAILURES`."""
 
     api: ApiClient
+    # The number of calls that were answered, with whatever status.
+    answers: int = 0
 
     async def call(
         self,
@@ -109,6 +111,7 @@ class Cluster:
         )
         response = await self.api.call_api(*request, _request_timeout=REQUEST_SECONDS)
         answer = await response.response.read()
+        self.answers += 1
         if not 200 <= response.status < 300:
             raise ApiException.from_response(http_resp=response, body=answer.decode(), data=None)
         return bytes(answer)

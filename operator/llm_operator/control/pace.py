@@ -3,10 +3,13 @@
 import asyncio
 from dataclasses import dataclass, field
 
+# Two, so that an object about which no call ends doesn't hold up all others.
+LEAST = 2
+
 
 @dataclass(slots=True)
 class Pace:
-    """Places for reconciles. One is lost with each outage, and one is added after as many successes as there are.
+    """Places for reconciles. One is lost with each outage, and one is added after as many successes as places.
 
     A call that takes too long is given up and made again, so with too many at a time none would ever end.
     """
@@ -22,21 +25,23 @@ class Pace:
         self.places = asyncio.Semaphore(self.most)
 
     async def begin(self) -> None:
-        """Wait for a place. The caller passes it on with `answered` or `unanswered`."""
+        """Wait for a place; `end` gives it back."""
         await self.places.acquire()
 
-    def answered(self) -> None:
-        self.successes += 1
+    def end(self, is_outage: bool, was_answered: bool) -> None:
+        """End a reconcile.
+
+        is_outage: it failed, since a call was not answered in time.
+        was_answered: a call of any reconcile was answered since this one began.
+        """
+        if is_outage and not was_answered and self.allowed > LEAST:
+            self._allow(self.allowed - 1)
+            return
+        self.successes += was_answered and not is_outage
         if self.successes >= self.allowed < self.most:
             self._allow(self.allowed + 1)
             self.places.release()
         self.places.release()
-
-    def unanswered(self) -> None:
-        if self.allowed == 1:
-            self.places.release()
-        else:
-            self._allow(self.allowed - 1)
 
     def _allow(self, places: int) -> None:
         self.allowed, self.successes = places, 0

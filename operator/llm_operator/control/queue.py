@@ -35,7 +35,7 @@ class Due(NamedTuple):
 
 @dataclass(slots=True)
 class WorkQueue:
-    """A key that is added while a worker has it is queued again afterwards, but for edits only after a rest."""
+    """A key that is added while a worker has it is queued again afterwards: at once for an edit, else after a rest."""
 
     # An entry is out of date if its key is not due any more, or is not free.
     ready: asyncio.PriorityQueue[tuple[Priority, int, Key]] = field(default_factory=asyncio.PriorityQueue)

@@ -114,6 +114,7 @@ class Reconciler:
         while True:
             await pace.begin()
             key = await self.queue.take()
+            outage, answers = None, self.cluster.answers
             try:
                 with metrics.RECONCILE_SECONDS.time():
                     again_after = await self.reconcile(key)
@@ -127,16 +128,12 @@ class Reconciler:
                 delay = self.retry(key, error) if outage is None else self.queue.postpone(key, outage)
                 unexpected = None if isinstance(error, (RefusedError, *FAILURES)) else error
                 logger.warning("%s: %s; retry in %.1f s", key, describe(error), delay, exc_info=unexpected)
-                if outage is None:
-                    pace.answered()
-                else:
-                    # An API server in trouble is not asked about every object.
-                    await asyncio.sleep(outage)
-                    pace.unanswered()
+                # An API server in trouble is not asked about every object.
+                await asyncio.sleep(outage or 0)
             else:
                 metrics.RECONCILES.labels("success").inc()
                 self.queue.done(key, again_after)
-                pace.answered()
+            pace.end(outage is not None, self.cluster.answers > answers)
 
     def retry(self, key: Key, error: Exception) -> float:
         """Queue a key whose reconcile failed; return the delay in seconds."""
@@ -169,7 +166,7 @@ class Reconciler:
         replicas = observed.subject["spec"].get("replicas", 1)
         metrics.STATUS.put(key, replicas, status, self.outdated_templates.has(observed))
         self.start_poller.follow(key, replica_to_ask(observed))
-        self.commit_poller.follow(key, replicas_to_ask(decision.spec, observed))
+        self.commit_poller.follow(key, replicas_to_ask(observed))
         write_after = await self.status_writer.write(key, observed, status)
         # A refusal is reported before it is retried.
         if observed.refusal is not None and decision.may_succeed_later and write_after is None:

@@ -3,9 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from engine_server.contract.model_uri import HubRepository, parse
 from engine_server.contract.reasons import Reason
-from llm_operator.api.spec import LLMDeploymentSpec
 from llm_operator.api.status import ServedCommit
 from llm_operator.observed import Observed, Problem, Replica
 from llm_operator.status.adapters import ready_replicas
@@ -23,10 +21,8 @@ def served_commits(observed: Observed) -> tuple[ServedCommit, ...] | None:
     return tuple(ServedCommit(commit, tuple(sorted(pods[commit]))) for commit in sorted(pods)) or None
 
 
-def replicas_to_ask(spec: LLMDeploymentSpec | None, observed: Observed) -> tuple[Replica, ...]:
-    """Return the ready replicas whose commit has not been reported; none of a model that is of no hub."""
-    if spec is not None and not isinstance(parse(spec.model.uri), HubRepository):
-        return ()
+def replicas_to_ask(observed: Observed) -> tuple[Replica, ...]:
+    """Return the ready replicas whose commit has not been reported."""
     reported = before(observed)
     return tuple(replica for replica in ready_replicas(observed) if replica.pod not in reported)
 

@@ -119,7 +119,7 @@ async def test_answers_of_replicas_that_are_gone_are_forgotten(engine: Engine) -
 async def test_the_commit_of_a_ready_replica_is_in_the_status(
     world: Any, manifest: Any, name: str, engine: Engine
 ) -> None:
-    world.apply(manifest(name, model={"uri": "hf://org/name@main"}))
+    world.apply(manifest(name))
     await until_async(lambda: world.find("deployment", f"{name}-engine"))
     labels = world.get("deployment", f"{name}-engine")["spec"]["template"]["metadata"]["labels"]
     container = {"name": "engine", "image": "x"}

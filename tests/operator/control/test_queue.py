@@ -54,7 +54,6 @@ async def test_events_after_a_reconcile_wait_for_a_rest_and_an_edit_does_not(que
 
     assert await queue.take() == KEY
     assert queue.ready.empty()
-    await until_async(lambda: not queue.rests)
 
 
 async def test_the_wait_of_each_key_that_is_taken_is_observed(queue: WorkQueue) -> None:

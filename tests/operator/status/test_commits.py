@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from llm_operator.api.sections.model import Model
-from llm_operator.api.spec import LLMDeploymentSpec
 from llm_operator.api.status import ServedCommit
 from llm_operator.observed import Observed, Replica
 from llm_operator.status.assess import assess
@@ -77,14 +75,4 @@ def test_an_operator_that_takes_over_keeps_what_was_reported_and_asks_for_the_re
 
     assert served_commits(state) == (ServedCommit(OLD, ("a",)), ServedCommit(NEW, ("b",)))
     assert degraded(state)[1] == "MixedRevisions"
-    assert replicas_to_ask(None, state) == (Replica("c", "2026-01-01T00:00:00Z", "10.0.0.1"),)
-
-
-def test_replicas_of_a_model_of_no_hub_are_not_asked() -> None:
-    state = observed(pod("a"), commits={})
-
-    def asked(uri: str) -> int:
-        return len(replicas_to_ask(LLMDeploymentSpec(model=Model(uri=uri)), state))
-
-    assert [asked(uri) for uri in ("hf://a/b@main", "a/b", "hf://a/b/c.gguf")] == [1, 1, 1]
-    assert [asked(uri) for uri in ("pvc://claim", "/models/x", "s3://bucket/key", "pypi://x")] == [0, 0, 0, 0]
+    assert replicas_to_ask(state) == (Replica("c", "2026-01-01T00:00:00Z", "10.0.0.1"),)

@@ -7,9 +7,8 @@ from llm_operator.control.watching.store import Store
 
 PAGE_SIZE = 250
 # An LLMDeployment has up to 1.5 MB, and up to 25 times as much once kopf has decoded it, a page as a whole.
+MOST_LLMDEPLOYMENTS = 25
 PAGE_BYTES = 4 << 20
-# Of the first page, before any size is known.
-FIRST_LLMDEPLOYMENTS = 25
 
 
 @dataclass(slots=True)
@@ -17,9 +16,7 @@ class Pages:
     """The number of LLMDeployments on a page: as many as the largest known one and the API server's speed allow."""
 
     store: Store
-    most: int = FIRST_LLMDEPLOYMENTS
-    # A page was not answered in time: from then on pages grow slowly.
-    is_slow: bool = False
+    most: int = MOST_LLMDEPLOYMENTS
 
     @property
     def limit(self) -> int:
@@ -28,11 +25,10 @@ class Pages:
 
     def answered(self) -> None:
         """Record that a page was answered: the next one may be larger."""
-        self.most = min(PAGE_SIZE, self.most + (1 if self.is_slow else self.most))
+        self.most = min(MOST_LLMDEPLOYMENTS, self.most + 1)
 
     def timed_out(self) -> bool:
         """Record that a page was not answered in time; return True if a smaller one may be."""
         limit = self.limit
-        self.is_slow = True
         self.most = max(1, limit // 2)
         return limit > 1

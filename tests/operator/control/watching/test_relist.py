@@ -141,7 +141,7 @@ async def test_what_a_relist_finds_waits_for_events_and_edits(
     assert await informer.queue.take() in keys(world, *range(SIZE))
 
 
-async def test_pages_of_llmdeployments_grow_and_others_are_large_from_the_first_on(
+async def test_llmdeployments_are_listed_in_small_pages_and_others_in_large_ones(
     world: Any, proxied: tuple[FaultProxy, Informer]
 ) -> None:
     proxy, informer = proxied
@@ -155,13 +155,11 @@ async def test_pages_of_llmdeployments_grow_and_others_are_large_from_the_first_
     stop = asyncio.Event()
     running = asyncio.create_task(informer.run(stop))
     # Our own list, and kopf's.
-    await until_async(
-        lambda: all(len(limits[resource.plural]) > 4 for resource in WATCHED if resource != PODS)
-    )
+    await until_async(lambda: all(len(limits[resource.plural]) > 1 for resource in WATCHED))
     stop.set()
     await running
 
-    assert limits.pop("llmdeployments")[:5] == ["25", "50", "100", "200", "250"]
+    assert set(limits.pop("llmdeployments")) == {"25"}
     assert {limit for given in limits.values() for limit in given} == {"250"}
 
 
