@@ -31,6 +31,7 @@ def emulated_tiles(folder: Path) -> Path:
         return str(FOLDER / "tiles.h") in included
 
     sources = [str(source) for source in sorted(FOLDER.glob("*.cpp")) if uses_tiles(source)]
+    assert sources, "no source uses tiles"
     library = folder / f"kernels-{EMULATED}.so"
     run([*options, "-shared", *sources, str(library_file(base)), "-o", str(library)], check=True)
     return library

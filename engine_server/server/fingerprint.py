@@ -113,10 +113,11 @@ def device_kind(device: str) -> str:
     import torch  # the tokenizer has imported it
 
     from engine_server.modeling.native.levels import instruction_level
+    from engine_server.modeling.native.library import kernels, loads
 
     if device == "cuda" or (device == "auto" and torch.cuda.is_available()):
         return torch.cuda.get_device_name()
-    return f"cpu {instruction_level()}"
+    return f"cpu {kernels().level if loads() else instruction_level()}"
 
 
 def weight_files(model: Path) -> list[Path]:

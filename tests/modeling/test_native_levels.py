@@ -13,7 +13,7 @@ from engine_server.modeling.native.levels import LEVELS, instruction_level, libr
 def test_kernels_of_each_supported_level_load(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if level not in supported_levels():
         pytest.skip(f"the kernels for {level} are not tested: this CPU lacks its instructions")
-    monkeypatch.setattr(library, "instruction_level", lambda: level)
+    monkeypatch.setattr(library, "instruction_level", lambda held=None: level)
     library.kernels.cache_clear()
     try:
         assert library.loads()

@@ -1,6 +1,5 @@
 // The products of attention over a cache of bfloat16 by AMX's tiles, whose columns are K and V as they lie in memory. A
-// result is one chain of additions over the dims, or over the groups of tokens, in their order, and no row of a tile
-// takes part in another's.
+// result is added up in one order of the dims, or of the groups of tokens, and no row of a tile takes part in another's.
 #pragma once
 
 #include "attention_tile.h"

@@ -2,7 +2,8 @@
 
     python -m engine_server.modeling.native.build [--all]
 
-compiles this machine's own level, or with --all every level, for an image or a wheel. Libraries that are newer than
+compiles this machine's own level, and the next one where tiles (AMX) may be refused at a start; or with --all every
+level, for an image or a wheel. Libraries that are newer than
 their sources are kept. This needs g++ 11 or later; Clang's vector syntax differs. The kernels share OpenMP's threads
 with torch, since both are linked to libgomp.so.1.
 """
@@ -18,7 +19,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from shutil import which
 
-from engine_server.modeling.native.levels import FOLDER, LEVELS, instruction_level, library_file
+from engine_server.modeling.native.levels import (
+    AMX,
+    FOLDER,
+    LEVELS,
+    instruction_level,
+    instructions,
+    library_file,
+)
 
 # The oldest supported version of g++.
 OLDEST = 11
@@ -83,7 +91,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--all", action="store_true", help="every instruction level, not this machine's alone"
     )
-    wanted = list(LEVELS) if parser.parse_args(argv).all else [instruction_level()]
+    own = dict.fromkeys([instruction_level(), instruction_level(instructions() - AMX)])
+    wanted = list(LEVELS if parser.parse_args(argv).all else own)
     compiler = find_compiler()
     if compiler is None or not LEVELS.keys() >= set(wanted):
         print(

@@ -81,7 +81,7 @@ class Kernel:
 def kernels() -> Any:
     """Load the library: a `Kernel` for each signature, and its `level`. Raises OSError if it cannot be loaded."""
     found = load(instruction_level())
-    if found.level == "amx" and not multiplies_exactly(found):
+    if found.level == "amx" and not (multiplies_exactly(found) and multiplies_alike(found)):
         logger.warning("kernels: the CPU's tiles (AMX) multiply wrongly and are not used")
         found = load(instruction_level(instructions() - AMX))
     return found
@@ -106,6 +106,24 @@ def multiplies_exactly(found: Any) -> bool:
         rows, 2 * pairs, outputs,
     )  # fmt: skip
     return torch.equal(results.float(), torch.einsum("rpi,poi->ro", values.float(), weight.float()))
+
+
+def multiplies_alike(found: Any) -> bool:
+    """Check that 16 rows, which tiles multiply, and single ones have the same bits with 4-bit weights."""
+    rows, inputs, outputs, group = 16, 64, 32, 32
+    values = (torch.arange(rows * inputs) % 13 - 6.0).view(rows, inputs)
+    codes = (torch.arange(inputs * outputs // 2) * 37 % 256).to(torch.uint8)
+    scales = (torch.arange(inputs // group * outputs) % 5 + 1).half()
+
+    def product(of: torch.Tensor) -> torch.Tensor:
+        results = torch.empty(len(of), outputs)
+        found.multiply_integer(
+            PRODUCT_DTYPES[torch.float32], results.data_ptr(), of.data_ptr(), inputs, codes.data_ptr(),
+            scales.data_ptr(), None, None, len(of), inputs, outputs, group, 4, 1.0,
+        )  # fmt: skip
+        return results
+
+    return torch.equal(product(values), torch.cat([product(row[None]) for row in values]))
 
 
 def address(tensor: torch.Tensor | None) -> int | None:

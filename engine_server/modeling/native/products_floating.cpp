@@ -1,6 +1,5 @@
-// Products of values and weights in float32, bfloat16 or float16, with sums in float32. Each result is one chain of
-// additions over the inputs in their order, whatever the number of rows and of threads, and so a row's bits depend on
-// that row alone.
+// Products of values and weights in float32, bfloat16 or float16, with sums in float32. Each result is added up in one
+// order of the inputs, whatever the number of rows and of threads, and so a row's bits depend on that row alone.
 
 #include <immintrin.h>
 

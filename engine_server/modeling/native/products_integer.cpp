@@ -204,17 +204,17 @@ void multiply_tile(int type, void* out, const Quantised& values, const Weight& w
                 for (int v = 0; v < VECTORS; v++) {
                     const floats total = __builtin_convertvector(totals[r][v], floats);
                     if (SHARED)
-                        products[r][v] += total * scale;
+                        products[r][v] = fused(total, broadcast(scale), products[r][v]);
                     else
-                        results[r][v] += total * (load(weight.scales + table + v * LANES) * scale);
+                        results[r][v] = fused(total, load(weight.scales + table + v * LANES) * scale, results[r][v]);
                 }
                 if (MINIMA) sums[r] += values.sums[place + r * groups];
             }
         }
         for (int v = 0; v < VECTORS; v++)
             for (int r = 0; r < ROWS; r++) {
-                if (SHARED) results[r][v] += products[r][v] * load(weight.scales + table + v * LANES);
-                if (MINIMA) results[r][v] += load(weight.minima + table + v * LANES) * sums[r];
+                if (SHARED) results[r][v] = fused(products[r][v], load(weight.scales + table + v * LANES), results[r][v]);
+                if (MINIMA) results[r][v] = fused(load(weight.minima + table + v * LANES), broadcast(sums[r]), results[r][v]);
             }
     }
     with_type(type, [&]<typename T>(T) {

@@ -7,6 +7,7 @@
 
 constexpr int STEP = TILE_BYTES / sizeof(bfloat16);  // inputs of a tile
 constexpr int64_t VALUES_IN_CACHE = 1 << 19;         // of rows that are multiplied by all weights: half of an L2 cache
+constexpr int64_t FEWEST_TILES = 6;                  // of rows, even if the cache has no room for them
 constexpr int BYTES_AHEAD = 8192;                    // from a load of weights to its prefetch
 
 struct alignas(TILE_BYTES) TileRow {
@@ -92,7 +93,7 @@ inline void multiply_block(bfloat16* out, const TiledValues& values, const bfloa
 // values [rows, in], with a stride in elements, times weights [blocks, in / 2, BLOCK, 2]: to out [rows, outputs].
 inline void multiply_by_tiles(bfloat16* out, const bfloat16* x, int64_t stride, int64_t rows, const bfloat16* weights,
                               const float* bias, int64_t in, int64_t outputs) {
-    const int64_t most = std::max<int64_t>(VALUES_IN_CACHE / in / TILE_ROWS, 2) * TILE_ROWS;
+    const int64_t most = std::max<int64_t>(VALUES_IN_CACHE / in / TILE_ROWS, FEWEST_TILES) * TILE_ROWS;
     for (int64_t first = 0; first < rows; first += most) {
         const TiledValues values(x + first * stride, stride, std::min(most, rows - first), in);
         const TileShape of_rows{values.tile_rows, TILE_BYTES}, of_weights{STEP / 2, TILE_BYTES};
