@@ -24,7 +24,7 @@ from llm_operator.control.fetch_poller import FetchPoller
 from llm_operator.control.outdated_templates import OutdatedTemplates
 from llm_operator.control.pace import Pace
 from llm_operator.control.pod_questions import PodQuestions
-from llm_operator.control.queue import LONGEST_DELAY_SECONDS, WorkQueue
+from llm_operator.control.queue import LONGEST_DELAY_SECONDS, Priority, WorkQueue
 from llm_operator.control.record import Record, marked
 from llm_operator.control.resources import CHILDREN
 from llm_operator.control.root_keys import RootKeys
@@ -91,7 +91,10 @@ class Reconciler:
         self.adapter_pusher = AdapterPusher(self.queue.add, questions)
         self.default_accounts = DefaultAccounts(self.cluster)
         self.outdated_templates = OutdatedTemplates(self.settings)
-        self.status_writer = StatusWriter(self.cluster, self.store, Events(self.cluster))
+        self.status_writer = StatusWriter(self.cluster, self.store, Events(self.cluster), self.wake_edited)
+
+    def wake_edited(self, key: Key) -> None:
+        self.queue.add(key, Priority.EDIT)
 
     def wake_all(self) -> None:
         for key in self.store.claims.by_key:

@@ -1,6 +1,7 @@
 """The writes of status: at most one in an interval for each object, of what was assessed last."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine_server.contract.api import Key
@@ -9,7 +10,8 @@ from llm_operator.control.cluster import Cluster
 from llm_operator.control.events import Events
 from llm_operator.control.resources import LLMDEPLOYMENTS
 from llm_operator.control.watching.store import Store
-from llm_operator.observed import Observed
+from llm_operator.control.watching.trim import trimmed
+from llm_operator.observed import Manifest, Observed
 from llm_operator.status.news import news
 
 
@@ -20,6 +22,9 @@ class StatusWriter:
     cluster: Cluster
     store: Store
     events: Events
+    # Called with an object that was edited meanwhile. The store has the edit with our write's answer, so the watch's
+    # report of it wakes nobody.
+    wake: Callable[[Key], None]
     # In seconds.
     interval: float = 0.2
     # The times of the last writes, by the monotonic clock.
@@ -36,7 +41,10 @@ class StatusWriter:
         if key in self.written and (wait := self.written[key] + self.interval - now) > 0:
             return wait
         self.written[key] = now
-        self.store.put(LLMDEPLOYMENTS, await self.cluster.report(key, status.as_patch()))
+        written = await self.cluster.report(key, status.as_patch())
+        self.store.put(LLMDEPLOYMENTS, written)
+        if without_status(trimmed(LLMDEPLOYMENTS, written)) != without_status(observed.subject):
+            self.wake(key)
         await self.events.record(observed.subject, news(status, observed.reported), observed.now)
         return None
 
@@ -44,3 +52,7 @@ class StatusWriter:
         """Forget an LLMDeployment that was deleted."""
         self.written.pop(key, None)
         self.events.forget(key)
+
+
+def without_status(manifest: Manifest) -> Manifest:
+    return {name: value for name, value in manifest.items() if name != "status"}

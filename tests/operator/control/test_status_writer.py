@@ -5,6 +5,7 @@ from typing import Any
 from llm_operator.api.status import Status
 from llm_operator.control.cluster import Cluster
 from llm_operator.control.events import Events
+from llm_operator.control.resources import LLMDEPLOYMENTS
 from llm_operator.control.status_writer import StatusWriter
 from llm_operator.control.watching.store import Store
 from llm_operator.observed import Observed
@@ -17,7 +18,7 @@ async def test_writes_once_in_an_interval_and_the_last_status_wins(
 ) -> None:
     world.apply(manifest(name))
     key = Key(world.namespace, name)
-    writer = StatusWriter(cluster_of_operator, Store(), Events(cluster_of_operator), interval=3600)
+    writer = StatusWriter(cluster_of_operator, Store(), Events(cluster_of_operator), print, interval=3600)
 
     async def write(replicas: int) -> float | None:
         observed = Observed(subject=world.get("llmd", name))
@@ -38,10 +39,33 @@ async def test_does_not_write_an_equal_status(
 ) -> None:
     world.apply(manifest(name))
     key = Key(world.namespace, name)
-    writer = StatusWriter(cluster_of_operator, Store(), Events(cluster_of_operator), interval=0)
+    writer = StatusWriter(cluster_of_operator, Store(), Events(cluster_of_operator), print, interval=0)
     await writer.write(key, Observed(subject=world.get("llmd", name)), Status(replicas=1))
     before = world.get("llmd", name)
 
     assert await writer.write(key, Observed(subject=before), Status(replicas=1)) is None
 
     assert world.get("llmd", name)["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]
+
+
+async def test_an_edit_that_the_answer_of_a_write_brings_wakes_the_object(
+    world: Any, manifest: Any, cluster_of_operator: Cluster, name: str
+) -> None:
+    world.apply(manifest(name))
+    key, store, woken = Key(world.namespace, name), Store(), []
+    store.put(LLMDEPLOYMENTS, world.get("llmd", name))
+    writer = StatusWriter(cluster_of_operator, store, Events(cluster_of_operator), woken.append, interval=0)
+
+    async def write(replicas: int) -> None:
+        await writer.write(key, before, Status(replicas=replicas))
+
+    before = Observed(subject=store.llmdeployment(key) or {})
+    await write(1)
+    assert woken == []
+
+    world.scale("llmd", name, 3)
+    await write(2)
+
+    assert woken == [key]
+    # The watch reports the edit later, which changes nothing any more.
+    assert store.put(LLMDEPLOYMENTS, world.get("llmd", name)) == frozenset()
