@@ -33,7 +33,7 @@ def decode_shallow(decoder: Callable[[bytes], T], content: bytes) -> T:
 
 def shallow(content: bytes) -> bytes:
     """Return a JSON document with null in place of each object and array that lies below KEPT_LEVELS others."""
-    if levels(content) <= KEPT_LEVELS:
+    if count_levels(content) <= KEPT_LEVELS:
         return content
     kept: list[bytes] = []
     copied = depth = 0
@@ -52,7 +52,7 @@ def shallow(content: bytes) -> bytes:
     return b"".join(kept)
 
 
-def levels(content: bytes) -> int:
+def count_levels(content: bytes) -> int:
     """Return an upper bound of a JSON document's levels, which is exact above KEPT_LEVELS."""
     opened = content.count(b"{") + content.count(b"[")
     if opened <= KEPT_LEVELS:
