@@ -9,6 +9,7 @@ import torch
 
 from engine_server.modeling.native.levels import AMX, instruction_level, instructions, library_file
 from engine_server.modeling.native.recording import recorder
+from engine_server.modeling.native.tile_checks import computes_rightly
 
 POINTER, LONG, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 # Argument types of each function, as declared in its source.
@@ -81,8 +82,8 @@ class Kernel:
 def kernels() -> Any:
     """Load the library: a `Kernel` for each signature, and its `level`. Raises OSError if it cannot be loaded."""
     found = load(instruction_level())
-    if found.level == "amx" and not (multiplies_exactly(found) and multiplies_alike(found)):
-        logger.warning("kernels: the CPU's tiles (AMX) multiply wrongly and are not used")
+    if found.level == "amx" and not computes_rightly(found):
+        logger.warning("kernels: the CPU's tiles (AMX) give wrong results and are not used")
         found = load(instruction_level(instructions() - AMX))
     return found
 
@@ -93,37 +94,6 @@ def load(level: str) -> Any:
         setattr(found, name, Kernel(name, getattr(found, name)))
     found.level = level
     return found
-
-
-def multiplies_exactly(found: Any) -> bool:
-    """Check a product of bfloat16 whose sums are integers below 256, and so exact in any order."""
-    rows, pairs, outputs = 17, 17, 32
-    values = (torch.arange(rows * pairs * 2) % 7 - 3).view(rows, pairs, 2).bfloat16()
-    weight = (torch.arange(pairs * outputs * 2) % 5 - 2).view(pairs, outputs, 2).bfloat16()
-    results = torch.empty(rows, outputs, dtype=torch.bfloat16)
-    found.multiply_floating(
-        PRODUCT_DTYPES[torch.bfloat16], results.data_ptr(), values.data_ptr(), 2 * pairs, weight.data_ptr(), None,
-        rows, 2 * pairs, outputs,
-    )  # fmt: skip
-    return torch.equal(results.float(), torch.einsum("rpi,poi->ro", values.float(), weight.float()))
-
-
-def multiplies_alike(found: Any) -> bool:
-    """Check that 16 rows, which tiles multiply, and single ones have the same bits with 4-bit weights."""
-    rows, inputs, outputs, group = 16, 64, 32, 32
-    values = (torch.arange(rows * inputs) % 13 - 6.0).view(rows, inputs)
-    codes = (torch.arange(inputs * outputs // 2) * 37 % 256).to(torch.uint8)
-    scales = (torch.arange(inputs // group * outputs) % 5 + 1).half()
-
-    def product(of: torch.Tensor) -> torch.Tensor:
-        results = torch.empty(len(of), outputs)
-        found.multiply_integer(
-            PRODUCT_DTYPES[torch.float32], results.data_ptr(), of.data_ptr(), inputs, codes.data_ptr(),
-            scales.data_ptr(), None, None, len(of), inputs, outputs, group, 4, 1.0,
-        )  # fmt: skip
-        return results
-
-    return torch.equal(product(values), torch.cat([product(row[None]) for row in values]))
 
 
 def address(tensor: torch.Tensor | None) -> int | None:
