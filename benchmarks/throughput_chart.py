@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 CHART = ROOT / "docs" / "throughput.svg"
+RESULTS = ROOT / "benchmarks" / "results" / "cpu.json"
 
 # Sizes in pixels.
 WIDTH, HEIGHT = 760, 230
@@ -26,14 +27,13 @@ class Panel(NamedTuple):
     """A side by side comparison: output tokens/s by requests at a time."""
 
     title: str
+    ours: str
     other: str
-    file: str
-    section: str
 
 
 PANELS = (
-    Panel("bfloat16, over HTTP", "vLLM", "cpu-vllm.json", "over HTTP, bfloat16"),
-    Panel("Q4_1, in process", "OpenVINO", "cpu-openvino.json", "in process, GGUF"),
+    Panel("bfloat16, over HTTP", "Fairlead, bfloat16, HTTP", "vLLM, bfloat16, HTTP"),
+    Panel("Q4_1, in process", "Fairlead, GGUF, in process", "OpenVINO, GGUF, in process"),
 )
 
 
@@ -44,26 +44,29 @@ def draw_bar(left: int, speed: float, scale: float, kind: str) -> Iterator[str]:
 
 
 def draw_panel(left: int, width: int, panel: Panel, scale: float) -> Iterator[str]:
-    speeds = read(panel)
-    yield f'<text x="{left + width // 2}" y="18">{panel.title}: Fairlead (blue), {panel.other} (grey)</text>'
-    for group, (count, sides) in enumerate(speeds.items()):
+    other = panel.other.partition(",")[0]
+    yield f'<text x="{left + width // 2}" y="18">{panel.title}: Fairlead (blue), {other} (grey)</text>'
+    for group, (count, speeds) in enumerate(read(panel).items()):
         start = left + FIRST + group * (2 * BAR + GAP)
-        yield from draw_bar(start, sides["fairlead"], scale, "ours")
-        yield from draw_bar(start + BAR, sides[panel.other], scale, "other")
+        yield from draw_bar(start, speeds[0], scale, "ours")
+        yield from draw_bar(start + BAR, speeds[1], scale, "other")
         yield f'<text x="{start + BAR}" y="{BASE + 18}">{count}</text>'
     yield f'<text x="{left + width // 2}" y="{BASE + 38}">requests at a time</text>'
 
 
-def read(panel: Panel) -> dict[str, dict[str, float]]:
-    speeds: dict[str, dict[str, float]] = json.loads(
-        (ROOT / "benchmarks" / "results" / panel.file).read_text()
-    )[panel.section]
-    return speeds
+def read(panel: Panel) -> dict[str, tuple[float, float]]:
+    """Return our output tokens/s and the other's, by requests at a time."""
+    figures = json.loads(RESULTS.read_text())["figures"]
+    return {
+        work.split()[0]: (sides[panel.ours]["median"], sides[panel.other]["median"])
+        for work, sides in figures.items()
+        if work.endswith("at a time, tok/s")
+    }
 
 
 def draw() -> str:
     """Return the chart, in light and dark colours by the reader's preference."""
-    fastest = max(speed for panel in PANELS for sides in read(panel).values() for speed in sides.values())
+    fastest = max(speed for panel in PANELS for speeds in read(panel).values() for speed in speeds)
     width = WIDTH // len(PANELS)
     parts = [
         part

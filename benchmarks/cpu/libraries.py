@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cpu.recorded import Run
-from benchmarks.cpu.rounds import Side, Work
+from benchmarks.cpu.rounds import LEAST_REQUESTS, Side, Work
 
 # About 128 tokens, as many as are generated.
 PROMPT = "Tell me a long story about number {}. " * 12
@@ -30,17 +30,20 @@ def library(name: str, command: Sequence[str], folder: Path | None = None) -> It
         requests, answers = process.stdin, process.stdout
         last: dict[str, Any] = {}
 
-        def ask(prompts: list[str], new_tokens: int) -> None:
+        def ask(prompts: list[str], new_tokens: int) -> float:
             print(json.dumps({"prompts": prompts, "new_tokens": new_tokens}), file=requests, flush=True)
             line = next((line for line in answers if line.startswith("{")), None)
             if line is None:
                 raise SystemExit(f"{name} ended")
             last.update(json.loads(line))
+            return float(last["seconds"])
 
         def measure(work: Work, number: int) -> float:
-            batch = work.requests_at_a_time
-            ask([PROMPT.format(*[1000 * number + index] * 12) for index in range(batch)], work.new_tokens)
-            return work.new_tokens * batch / float(last["seconds"])
+            size = work.requests_at_a_time
+            count = max(LEAST_REQUESTS, size)
+            prompts = [PROMPT.format(*[1000 * number + index] * 12) for index in range(count)]
+            seconds = sum(ask(prompts[at : at + size], work.new_tokens) for at in range(0, count, size))
+            return work.new_tokens * count / seconds
 
         ask(["Warm up."], 8)
         yield Side(name, process.pid, measure), Run(lambda: last["kernels"], lambda: last["steps"])

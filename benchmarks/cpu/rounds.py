@@ -1,21 +1,22 @@
 """Sides measured in turn, round by round, under rules that keep a busy machine's figures out of the medians."""
 
+import os
+import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from statistics import median
 from typing import NamedTuple
 
-from benchmarks.router.processes import cpu_seconds
+from benchmarks.router.processes import family
 
 # A work is measured again if the rounds of one of its sides differ by more than this factor.
 SPREAD = 1.3
-# A measurement is void if an idle side used more than this share of a CPU meanwhile.
-IDLE = 0.02
-# Void measurements of a side, one after the other, that end the comparison.
-MOST_VOID = 5
-# What a side's process does after an answer: its threads wait for work before they sleep.
-SETTLE_SECONDS = 0.3
+# A side that goes on catches up with its timers before it is measured.
+SETTLE_SECONDS = 0.5
+# Of a measurement, so that it takes seconds.
+LEAST_REQUESTS = 4
 
 
 class Work(NamedTuple):
@@ -58,22 +59,24 @@ def measure_rounds(sides: Sequence[Side], work: Work, numbers: range) -> Mapping
     figures: dict[str, list[float]] = {side.name: [] for side in sides}
     for number in numbers:
         for side in sides:
-            figures[side.name].append(measure_alone(side, sides, work, number))
+            with alone(side, sides):
+                figures[side.name].append(side.measure(work, number))
             print(f"{work}, round {number + 1}: {side.name} {figures[side.name][-1]:.2f}", file=sys.stderr)
     return {name: Cell(median(values), max(values) / min(values)) for name, values in figures.items()}
 
 
-def measure_alone(side: Side, sides: Sequence[Side], work: Work, number: int) -> float:
-    """Return a figure that was measured while the other sides were idle. Raises SystemExit if they never are."""
-    for attempt in range(MOST_VOID):
+@contextmanager
+def alone(side: Side, sides: Sequence[Side]) -> Iterator[None]:
+    """Stop the processes of all other sides meanwhile. An idle vLLM would use 2 % of a CPU."""
+    others = [pid for other in sides if other is not side for pid in family(other.pid)]
+    send(signal.SIGSTOP, others)
+    try:
         time.sleep(SETTLE_SECONDS)
-        before, started = {one.name: cpu_seconds(one.pid) for one in sides}, time.monotonic()
-        figure = side.measure(work, number * MOST_VOID + attempt)
-        limit = IDLE * (time.monotonic() - started)
-        busy = [
-            one.name for one in sides if one is not side and cpu_seconds(one.pid) - before[one.name] > limit
-        ]
-        if not busy:
-            return figure
-        print(f"void: {', '.join(busy)} used over {IDLE:.0%} of a CPU meanwhile", file=sys.stderr)
-    raise SystemExit(f"{', '.join(busy)} did not stay idle while {side.name} was measured")
+        yield
+    finally:
+        send(signal.SIGCONT, others)
+
+
+def send(number: signal.Signals, pids: Iterable[int]) -> None:
+    for pid in pids:
+        os.kill(pid, number)

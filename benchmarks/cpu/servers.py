@@ -11,7 +11,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.cpu.recorded import Run
-from benchmarks.cpu.rounds import Side, Work
+from benchmarks.cpu.rounds import LEAST_REQUESTS, Side, Work
 from benchmarks.router.processes import await_answer, free_port, process, python
 from engine_server.bench.arrivals import Clients
 from engine_server.bench.load import Load
@@ -64,7 +64,7 @@ def measure_over(base_url: str) -> Callable[[Work, int], float]:
     def measure(work: Work, number: int) -> float:
         load = Load(base_url, "model", work.prompt_tokens, work.new_tokens, seed=number)
         clients, rows = work.requests_at_a_time, list[Measurement]()
-        asyncio.run(bench(load, [Clients(clients)], rows, count=max(4, clients)))
+        asyncio.run(bench(load, [Clients(clients)], rows, count=max(LEAST_REQUESTS, clients)))
         (row,) = rows
         if row.errors:
             raise SystemExit(f"{base_url}: {row.first_errors}")
