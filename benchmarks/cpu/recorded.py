@@ -8,7 +8,7 @@ LEAST_RECORDED = 0.95
 
 
 class Run(NamedTuple):
-    """How one of our engines runs."""
+    """Reads the kernels and steps of one of our engines."""
 
     # The line that names instruction level, threads and attention.
     kernels: Callable[[], str]

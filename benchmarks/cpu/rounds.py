@@ -20,7 +20,7 @@ LEAST_REQUESTS = 4
 
 
 class Work(NamedTuple):
-    """What is asked of a side at once."""
+    """The load of a measurement."""
 
     requests_at_a_time: int
     prompt_tokens: int = 128

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-# The kernels' numbers of dtypes.
+# The kernels' numbers of dtypes, as in the library's PRODUCT_DTYPES: the library imports this module.
 FLOAT32, BFLOAT16 = 0, 1
 
 
@@ -20,16 +20,8 @@ def multiplies_exactly(kernels: Any) -> bool:
     weight = (torch.arange(pairs * outputs * 2) % 5 - 2).view(pairs, outputs, 2).bfloat16()
     results = torch.empty(rows, outputs, dtype=torch.bfloat16)
     kernels.multiply_floating(
-        BFLOAT16,
-        results.data_ptr(),
-        values.data_ptr(),
-        2 * pairs,
-        weight.data_ptr(),
-        None,
-        rows,
-        2 * pairs,
-        outputs,
-    )
+        BFLOAT16, results.data_ptr(), values.data_ptr(), 2 * pairs, weight.data_ptr(), None, rows, 2 * pairs, outputs,
+    )  # fmt: skip
     return torch.equal(results.float(), torch.einsum("rpi,poi->ro", values.float(), weight.float()))
 
 
