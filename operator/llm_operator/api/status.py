@@ -117,12 +117,9 @@ class Status(Section, frozen=True, omit_defaults=False):
 
     def as_manifest(self) -> Object:
         """Return the status as the API server stores it, without nulls."""
-        manifest: Object = without_nulls(self.as_patch())
+        fields = msgspec.json.decode(msgspec.json.encode(self), type=dict[str, Any])
+        manifest: Object = without_nulls(fields)
         return manifest
-
-    def as_patch(self) -> Object:
-        """Return the merge patch that makes any status this one: a null removes a field."""
-        return msgspec.json.decode(msgspec.json.encode(self), type=dict[str, Any])
 
 
 def without_nulls(value: Any) -> Any:

@@ -21,6 +21,8 @@ from llm_operator.observed import ChildKey, Manifest
 REQUEST_SECONDS = 15
 APPLY = "application/apply-patch+yaml"
 MANIFEST = msgspec.json.Decoder(dict[str, Any])
+# An object, options, or the operations of a JSON patch.
+Body = Mapping[str, Any] | list[Mapping[str, Any]]
 # Labels that the API server adds to the pods of a Job.
 JOB_LABELS = (
     "batch.kubernetes.io/controller-uid",
@@ -68,7 +70,7 @@ class Cluster:
         self,
         method: str,
         path: str,
-        body: Mapping[str, Any] | None = None,
+        body: Body | None = None,
         content_type: str = "application/json",
         **query: str,
     ) -> Manifest:
@@ -80,7 +82,7 @@ class Cluster:
         self,
         method: str,
         path: str,
-        body: Mapping[str, Any] | None = None,
+        body: Body | None = None,
         content_type: str = "application/json",
         query: Mapping[str, str] | None = None,
     ) -> bytes:
@@ -97,7 +99,7 @@ class Cluster:
         self,
         method: str,
         path: str,
-        body: Mapping[str, Any] | None,
+        body: Body | None,
         content_type: str,
         query: Mapping[str, str] | None,
     ) -> bytes:
@@ -132,7 +134,7 @@ class Cluster:
         return dict(zip(listed, found, strict=True))
 
     async def patch(
-        self, path: str, body: Manifest, content_type: str, manager: str = FIELD_MANAGER, **query: str
+        self, path: str, body: Body, content_type: str, manager: str = FIELD_MANAGER, **query: str
     ) -> Manifest:
         return await self.call("PATCH", path, body, content_type, fieldManager=manager, **query)
 
@@ -205,16 +207,27 @@ class Cluster:
             if error.status != 404:
                 raise
 
-    async def report(self, key: Key, status: Manifest, resource_version: str | None = None) -> Manifest:
-        """Write fields of an LLMDeployment's status, and return the object as it is then.
+    async def report(self, key: Key, uid: str, status: Manifest) -> Manifest:
+        """Replace the status of an LLMDeployment, and return the object as it is then.
 
-        Raises ApiException with status 409 if a resource version is given and the object has another one.
+        Raises ApiException with status 422 if the object of this name has another UID. A merge patch would not do: the
+        API server ignores a UID that comes with a status.
         """
+        # The client would take another sequence for a strategic merge patch.
+        operations: list[Mapping[str, Any]] = [
+            {"op": "test", "path": "/metadata/uid", "value": uid},
+            {"op": "add", "path": "/status", "value": status},
+        ]
         path = f"{LLMDEPLOYMENTS.path(*key)}/status"
-        body: Manifest = {"status": status}
-        if resource_version is not None:
-            body["metadata"] = {"resourceVersion": resource_version}
-        return await self.patch(path, body, "application/merge-patch+json")
+        return await self.patch(path, operations, "application/json-patch+json")
+
+    async def claim(self, key: Key, operator: str, resource_version: str) -> Manifest:
+        """Record the operator that manages an LLMDeployment, and return the object as it is then.
+
+        Raises ApiException with status 409 if the object has another resource version.
+        """
+        body = {"metadata": {"resourceVersion": resource_version}, "status": {"operator": operator}}
+        return await self.patch(f"{LLMDEPLOYMENTS.path(*key)}/status", body, "application/merge-patch+json")
 
     async def scale(self, key: Key, replicas: int, resource_version: str) -> None:
         """Set the number of replicas of an LLMDeployment that still has this resource version."""

@@ -39,7 +39,7 @@ class Custody:
             self._report(key, holder)
             return False
         version = str(self.store.version(Ref(LLMDEPLOYMENTS, *key)))
-        self.store.put(LLMDEPLOYMENTS, await self.cluster.report(key, {"operator": self.operator}, version))
+        self.store.put(LLMDEPLOYMENTS, await self.cluster.claim(key, self.operator, version))
         if holder:
             logger.info("%s: taken over from the operator %s", key, holder)
         self.forget(key)

@@ -34,14 +34,17 @@ class StatusWriter:
         """Write a status that differs from the reported one. An equal one is not written: a write wakes us again.
 
         If the last write is too recent, nothing is written, and the seconds are returned after which to assess again.
+
+        Raises ApiException with status 422 if the object was deleted and another one has its name.
         """
-        if status.as_manifest() == observed.reported:
+        reported = status.as_manifest()
+        if reported == observed.reported:
             return None
         now = time.monotonic()
         if key in self.written and (wait := self.written[key] + self.interval - now) > 0:
             return wait
         self.written[key] = now
-        written = await self.cluster.report(key, status.as_patch())
+        written = await self.cluster.report(key, observed.subject["metadata"]["uid"], reported)
         self.store.put(LLMDEPLOYMENTS, written)
         if without_status(trimmed(LLMDEPLOYMENTS, written)) != without_status(observed.subject):
             self.wake(key)

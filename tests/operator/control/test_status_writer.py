@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+from kubernetes.aio.client import ApiException
 from llm_operator.api.status import Status
 from llm_operator.control.cluster import Cluster
 from llm_operator.control.events import Events
@@ -69,3 +71,20 @@ async def test_an_edit_that_the_answer_of_a_write_brings_wakes_the_object(
     assert woken == [key]
     # The watch reports the edit later, which changes nothing any more.
     assert store.put(LLMDEPLOYMENTS, world.get("llmd", name)) == frozenset()
+
+
+async def test_a_status_is_not_written_to_a_later_object_of_the_name(
+    world: Any, manifest: Any, cluster_of_operator: Cluster, name: str
+) -> None:
+    world.apply(manifest(name))
+    deleted = Observed(subject=world.get("llmd", name))
+    world.delete("llmd", name)
+    world.apply(manifest(name))
+    key = Key(world.namespace, name)
+    writer = StatusWriter(cluster_of_operator, Store(), Events(cluster_of_operator), print)
+
+    with pytest.raises(ApiException) as raised:
+        await writer.write(key, deleted, Status(replicas=1))
+
+    assert raised.value.status == 422
+    assert "replicas" not in world.get("llmd", name).get("status", {})
