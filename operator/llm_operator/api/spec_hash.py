@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator
+from functools import cache
 from itertools import product
 from typing import Any, TypeVar, get_args
 
@@ -82,11 +83,15 @@ def digest(content: bytes) -> str:
 def pod_fields(value: Any) -> Any:
     """Return a JSON value without the fields that pods do not depend on, and without defaults and empty values."""
     if isinstance(value, Section):
-        fields = ((field, getattr(value, field.name)) for field in msgspec.structs.fields(value))
-        kept = {
-            field.encode_name: pod_fields(given)
-            for field, given in fields
-            if NOT_IN_PODS not in get_args(field.type) and given != field.default
-        }
+        fields = ((field, getattr(value, field.name)) for field in fields_in_pods(type(value)))
+        kept = {field.encode_name: pod_fields(given) for field, given in fields if given != field.default}
         return {name: given for name, given in kept.items() if given not in EMPTY}
     return [pod_fields(item) for item in value] if isinstance(value, tuple) else value
+
+
+@cache
+def fields_in_pods(section: type[Section]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    """Return the fields of a section that pods depend on. msgspec evaluates a class's annotations at each question."""
+    return tuple(
+        field for field in msgspec.structs.fields(section) if NOT_IN_PODS not in get_args(field.type)
+    )

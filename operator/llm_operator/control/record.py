@@ -4,6 +4,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from engine_server.contract.labels import APPLIED_ANNOTATION
 from llm_operator.api.spec_hash import digest
 from llm_operator.observed import ChildKey, Manifest
@@ -21,7 +23,12 @@ class Record:
         """Return True if `planned` was applied, and the object has not changed since."""
         if existing is None:
             return False
-        return self.applied.get(key) == fingerprint(planned, existing) or is_applied(planned, existing)
+        if self.applied.get(key) == fingerprint(planned, existing):
+            return True
+        if is_applied(planned, existing):
+            self.settle(key, planned, existing)
+            return True
+        return False
 
     def settle(self, key: ChildKey, planned: Manifest, existing: Manifest) -> None:
         """Record that applying `planned` gave `existing`."""
@@ -30,7 +37,7 @@ class Record:
 
 def fingerprint(planned: Manifest, existing: Manifest) -> int:
     """Hash a planned child and the object that exists, without what changes with the object's status."""
-    return hash(json.dumps([planned, {**existing, "status": None}], sort_keys=True))
+    return hash(msgspec.json.encode([planned, {**existing, "status": None}], order="sorted"))
 
 
 def marked(planned: Manifest) -> Manifest:

@@ -1,9 +1,11 @@
-"""The commits of the hub's repository that ready replicas serve, where the model's URI names a branch or a tag."""
+"""The commits of the hub's repository that ready replicas serve."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
+from engine_server.contract.model_uri import HubRepository, parse
 from engine_server.contract.reasons import Reason
+from llm_operator.api.spec import LLMDeploymentSpec
 from llm_operator.api.status import ServedCommit
 from llm_operator.observed import Observed, Problem, Replica
 from llm_operator.status.adapters import ready_replicas
@@ -21,8 +23,10 @@ def served_commits(observed: Observed) -> tuple[ServedCommit, ...] | None:
     return tuple(ServedCommit(commit, tuple(sorted(pods[commit]))) for commit in sorted(pods)) or None
 
 
-def replicas_to_ask(observed: Observed) -> tuple[Replica, ...]:
-    """Return the ready replicas whose commit has not been reported."""
+def replicas_to_ask(spec: LLMDeploymentSpec | None, observed: Observed) -> tuple[Replica, ...]:
+    """Return the ready replicas of a hub's model whose commit has not been reported."""
+    if spec is None or not isinstance(parse(spec.model.uri), HubRepository):
+        return ()
     reported = before(observed)
     return tuple(replica for replica in ready_replicas(observed) if replica.pod not in reported)
 

@@ -2,11 +2,15 @@
 
 from typing import Any
 
+import pytest
+from llm_operator.api.sections.model import Model
+from llm_operator.api.spec import LLMDeploymentSpec
 from llm_operator.api.status import ServedCommit
 from llm_operator.observed import Observed, Replica
 from llm_operator.status.assess import assess
 from llm_operator.status.commits import mixed_revisions, replicas_to_ask, served_commits
 
+HUB = LLMDeploymentSpec(Model("hf://org/name"))
 OLD, NEW = "a" * 40, "b" * 40
 
 
@@ -75,4 +79,12 @@ def test_an_operator_that_takes_over_keeps_what_was_reported_and_asks_for_the_re
 
     assert served_commits(state) == (ServedCommit(OLD, ("a",)), ServedCommit(NEW, ("b",)))
     assert degraded(state)[1] == "MixedRevisions"
-    assert replicas_to_ask(state) == (Replica("c", "2026-01-01T00:00:00Z", "10.0.0.1"),)
+    assert replicas_to_ask(HUB, state) == (Replica("c", "2026-01-01T00:00:00Z", "10.0.0.1"),)
+
+
+@pytest.mark.parametrize("uri", ["/models/m", "pvc://models/m", "s3://models/m", "pypi://m"])
+def test_engines_of_a_model_of_no_hub_are_not_asked(uri: str) -> None:
+    state = observed(pod("a"), commits={})
+
+    assert replicas_to_ask(LLMDeploymentSpec(Model(uri)), state) == ()
+    assert replicas_to_ask(None, state) == ()
