@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 class Track:
     """The demand for one LLMDeployment so far, and the last attempt to scale it."""
 
+    uid: str
     history: History = field(default_factory=History)
     # The resource version that was scaled: the watch has not reported the result while it is the current one.
     scaled_version: str = ""
@@ -49,7 +50,7 @@ class Autoscaler:
     operator: str
     scales: Scales
     routers: Routers
-    tracks: defaultdict[Key, Track] = field(default_factory=lambda: defaultdict(Track))
+    tracks: dict[Key, Track] = field(default_factory=dict)
 
     async def run(self) -> None:
         """Decide at intervals until cancelled."""
@@ -60,15 +61,13 @@ class Autoscaler:
                 if self.scales.by_key or self.tracks:
                     await self.scale_all(await self.routers.ask(session), loop.time())
                 else:
-                    self.routers.forget()
+                    self.routers.rest()
                 await asyncio.sleep(next_time - loop.time())
 
     async def scale_all(self, reports: Reports, now: float) -> None:
         """Decide on every LLMDeployment that this operator manages, and write what has changed."""
         scales = {key: scale for key, scale in self.scales.by_key.items() if scale.operator == self.operator}
-        for key in self.tracks.keys() - scales.keys():
-            del self.tracks[key]
-            metrics.SCALING.remove(key)
+        self.follow(scales)
         current, last = by_deployment(reports.current), by_deployment(reports.silent)
         known = [
             {Key(each.namespace, each.name) for each in report.deployments} for report in deciding(reports)
@@ -93,6 +92,15 @@ class Autoscaler:
             if decision.replicas != scale.replicas and not is_awaited and now >= track.not_before:
                 writes.append(self.write(key, scale, decision, summary))
         await asyncio.gather(*writes)
+
+    def follow(self, scales: Mapping[Key, Scale]) -> None:
+        """Begin a track for each new LLMDeployment, one that has taken the name of another included."""
+        for key, track in list(self.tracks.items()):
+            if key not in scales or scales[key].uid != track.uid:
+                del self.tracks[key]
+                metrics.SCALING.remove(key)
+        for key, scale in scales.items():
+            self.tracks.setdefault(key, Track(scale.uid))
 
     def decide(self, key: Key, scale: Scale, sample: Sample) -> tuple[Decision, Summary]:
         """Return the decision on one LLMDeployment, with the demand that it follows from."""

@@ -85,6 +85,8 @@ class Routers:
     listed_at: float | None = None
     # Why the last list failed, as it was logged; empty if it did not.
     failure: str = ""
+    # The event loop's time at which the routers were asked last.
+    asked_at: float | None = None
     # The last report of each router that is listed.
     answers: dict[str, DemandReport] = field(default_factory=dict)
     # The event loop's time at which each answered last, or was listed first.
@@ -93,7 +95,12 @@ class Routers:
     unheard: dict[str, str] = field(default_factory=dict)
 
     async def ask(self, session: aiohttp.ClientSession) -> Reports:
-        """Return the current reports."""
+        """Return the current reports. After a while in which nobody asked, no router has been silent."""
+        now = asyncio.get_running_loop().time()
+        if self.asked_at is not None and now - self.asked_at > LOST_SECONDS:
+            self.answers.clear()
+            self.heard.clear()
+        self.asked_at = now
         await self._find()
         await asyncio.gather(*(self._ask(session, address) for address in self.addresses))
         now = asyncio.get_running_loop().time()
@@ -122,10 +129,8 @@ class Routers:
         """Return the last reports of these routers."""
         return tuple(aged(self.answers.get(one, DemandReport(())), silences[one]) for one in sorted(routers))
 
-    def forget(self) -> None:
-        """Begin anew: nobody asks for a while, so that no router is silent."""
-        self.answers.clear()
-        self.heard.clear()
+    def rest(self) -> None:
+        """Record that nothing is scaled by reports, so that no router's silence matters."""
         self._note({})
 
     async def reports(self) -> tuple[DemandReport, ...]:

@@ -26,7 +26,7 @@ from llm_operator.control.pace import Pace
 from llm_operator.control.pod_questions import PodQuestions
 from llm_operator.control.queue import LONGEST_DELAY_SECONDS, Priority, WorkQueue
 from llm_operator.control.record import Record, marked
-from llm_operator.control.resources import CHILDREN
+from llm_operator.control.resources import CHILDREN, LLMDEPLOYMENTS
 from llm_operator.control.root_keys import RootKeys
 from llm_operator.control.start_poller import StartPoller
 from llm_operator.control.status_writer import StatusWriter
@@ -151,14 +151,12 @@ class Reconciler:
             self.forget(key)
             return None
         if "deletionTimestamp" in manifest["metadata"] or not await self.custody.take(key, manifest):
-            self.fetch_poller.follow(key, ())
-            self.commit_poller.follow(key, ())
-            self.adapter_pusher.forget(key)
+            self.let_go(key)
             return None
         manifest = self.store.llmdeployment(key) or manifest
         observed, decision = await self.decide(key, manifest)
         await self.before_scale_down(key, decision.plan, observed)
-        observed = await self.carry_out(key, decision, observed)
+        observed, failure = await self.carry_out(key, decision, observed)
         if cache := decision.plan.fetches:
             progress = self.fetch_poller.progress.get(key)
             fetch = await observe_fetch(self.cluster, key.namespace, cache, progress)
@@ -169,8 +167,10 @@ class Reconciler:
         replicas = observed.subject["spec"].get("replicas", 1)
         metrics.STATUS.put(key, replicas, status, self.outdated_templates.has(observed))
         self.start_poller.follow(key, replica_to_ask(observed))
-        self.commit_poller.follow(key, replicas_to_ask(observed))
+        self.commit_poller.follow(key, replicas_to_ask(decision.spec, observed))
         write_after = await self.status_writer.write(key, observed, status)
+        if failure is not None:
+            raise failure
         # A refusal is reported before it is retried.
         if observed.refusal is not None and decision.may_succeed_later and write_after is None:
             raise RefusedError(presentable(observed.refusal.message))
@@ -193,14 +193,18 @@ class Reconciler:
 
     def forget(self, key: Key) -> None:
         """Forget an LLMDeployment that was deleted."""
+        self.let_go(key)
         self.records.pop(key, None)
         self.custody.forget(key)
         self.status_writer.forget(key)
+        self.outdated_templates.forget(key)
+
+    def let_go(self, key: Key) -> None:
+        """Ask replicas nothing, and show no series: the LLMDeployment is another operator's, or being deleted."""
         self.fetch_poller.follow(key, ())
         self.start_poller.forget(key)
         self.commit_poller.follow(key, ())
         self.adapter_pusher.forget(key)
-        self.outdated_templates.forget(key)
         metrics.STATUS.remove(key)
 
     async def decide(self, key: Key, manifest: Manifest) -> tuple[Observed, Decision]:
@@ -243,15 +247,23 @@ class Reconciler:
         if self.deletion_costs is not None and is_scale_down(goal, observed):
             await self.deletion_costs.write(key, observed.pods)
 
-    async def carry_out(self, key: Key, decision: Decision, observed: Observed) -> Observed:
-        """Apply and prune. Return `observed` with the children that exist afterwards, and with a refusal, if any."""
+    async def carry_out(
+        self, key: Key, decision: Decision, observed: Observed
+    ) -> tuple[Observed, ApiException | None]:
+        """Apply and prune. Return `observed` with the children that exist afterwards, and with a refusal, if any.
+
+        Return also the failure of a call to an API server that answers others, such as that of a webhook: meanwhile
+        replicas come and go, and are reported.
+        """
         record = self.records[key]
-        refusal = decision.refusal
+        refusal, failure = decision.refusal, None
         try:
             for child, planned in decision.plan.apply.items():
                 existing = observed.children.get(child)
                 if record.is_settled(child, planned, existing):
                     continue
+                if existing is not None and not owned_by(observed.subject, (existing,)):
+                    await self.check_owner(key, observed.subject)
                 await self.apply(key, child, planned)
             for child in decision.plan.delete:
                 uid = observed.children[child]["metadata"]["uid"]
@@ -263,13 +275,26 @@ class Reconciler:
                 await self.cluster.release(key.namespace, child, uid, manager)
                 logger.info("%s: released %s %s, which is not planned any more", key, child.kind, child.name)
         except ApiException as error:
-            if not is_rejection(error):
+            if outage_seconds(error) is not None:
                 raise
-            refusal = Problem(Reason.REFUSED, describe(error))
+            if is_rejection(error):
+                refusal = Problem(Reason.REFUSED, describe(error))
+            else:
+                failure = error
         children = dict(observed.children) | self.store.children(key)
         for child in (*decision.plan.delete, *decision.plan.release):
             children.pop(child, None)
-        return replace(observed, children=children, refusal=refusal)
+        return replace(observed, children=children, refusal=refusal), failure
+
+    async def check_owner(self, key: Key, owner: Manifest) -> None:
+        """Raise RefusedError unless an owner still exists, undeleted: what it adopts is deleted with it.
+
+        So do Kubernetes' controllers. With `kubectl delete --cascade=orphan` children are to outlive their owner.
+        """
+        current = await self.cluster.find(LLMDEPLOYMENTS.path(*key))
+        metadata = current["metadata"] if current else {}
+        if metadata.get("uid") != owner["metadata"]["uid"] or "deletionTimestamp" in metadata:
+            raise RefusedError("it is being deleted, and adopts nothing")
 
     async def apply(self, key: Key, child: ChildKey, planned: Manifest) -> None:
         """Apply one child, and wake the others that share it."""

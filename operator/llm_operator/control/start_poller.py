@@ -57,12 +57,13 @@ class StartPoller:
         self.reports.pop(key, None)
 
     async def _poll(self, key: Key) -> None:
-        failures = 0
+        asked, failures = None, 0
         try:
             while replica := self.replicas.get(key):
                 report = await self._ask(key.namespace, replica)
-                failures = 0 if report else failures + 1
-                if failures == MOST_FAILURES:
+                failures = 0 if report else failures + 1 if replica == asked else 1
+                asked = replica
+                if failures >= MOST_FAILURES:
                     report = StartReport(replica, "", 0, {}, is_final=True)
                 if report is not None and report != self.reports.get(key) and key in self.replicas:
                     self.reports[key] = report

@@ -14,6 +14,7 @@ from llm_operator.observed import Manifest, Observed, Problem, StartReport
 from llm_operator.status.missing_model import with_download, without_repaired
 from llm_operator.status.problems import condition, is_fetching, is_running, phase, problems
 from llm_operator.status.rollout import failing_pods, is_rolled_out, with_surge_remedy
+from llm_operator.status.start import current_report
 
 # A Degraded message has at most so many problems.
 MOST_PROBLEMS = 3
@@ -94,7 +95,7 @@ class Evidence:
             refusal=observed.refusal,
             failures=failures,
             is_paused=observed.is_paused,
-            start_report=observed.start_report,
+            start_report=current_report(observed),
             is_rolled_out=bool(workload) and is_rolled_out(workload, observed.replica_sets),
         )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from engine_server.contract.labels import ENGINE_CONTAINER, MODEL_CONTAINER
 from llm_operator.api.status import Start
-from llm_operator.observed import Manifest, Observed, Replica
+from llm_operator.observed import Manifest, Observed, Replica, StartReport
 from llm_operator.status.problems import condition, statuses
 
 
@@ -15,22 +15,22 @@ def last_start(observed: Observed) -> Start | None:
     pod = last_started(observed.pods)
     if pod is None:
         return None
-    engine = container(pod, ENGINE_CONTAINER)
-    started_at = engine.get("state", {}).get("running", {}).get("startedAt", "")
-    loaded, warmed = engine_seconds(pod, started_at, observed)
+    started = started_at(pod)
+    loaded, warmed = engine_seconds(pod, observed)
     # After a restart of the container alone, nothing was scheduled, pulled or fetched.
-    before = {} if engine.get("restartCount") else seconds_before_engine(pod)
-    if not started_at and before.get("scheduled") is None:
+    is_restarted = container(pod, ENGINE_CONTAINER).get("restartCount")
+    before = {} if is_restarted else seconds_before_engine(pod)
+    if not started and before.get("scheduled") is None:
         return None
     return Start(
         pod=pod["metadata"]["name"],
-        started_at=started_at or None,
+        started_at=started or None,
         scheduled=before.get("scheduled"),
         pulled=before.get("pulled"),
         fetched=before.get("fetched"),
         loaded=loaded,
         warmed=warmed,
-        ready=remaining(seconds_between(started_at, ready_since(pod)), loaded, warmed),
+        ready=remaining(seconds_between(started, ready_since(pod)), loaded, warmed),
     )
 
 
@@ -39,16 +39,36 @@ def replica_to_ask(observed: Observed) -> Replica | None:
     pod = last_started(observed.pods)
     if pod is None:
         return None
-    started_at = container(pod, ENGINE_CONTAINER).get("state", {}).get("running", {}).get("startedAt", "")
+    started = started_at(pod)
     address = pod.get("status", {}).get("podIP", "")
-    if not started_at or not address:
+    if not started or not address:
         return None
-    replica = Replica(pod["metadata"]["name"], started_at, address)
+    replica = Replica(pod["metadata"]["name"], started, address)
     report = observed.start_report
     if report is not None and report.replica == replica and report.is_final:
         return None
-    is_known = engine_seconds(pod, started_at, observed)[1] is not None
+    is_known = engine_seconds(pod, observed)[1] is not None
     return None if is_known and ready_since(pod) else replica
+
+
+def current_report(observed: Observed) -> StartReport | None:
+    """Return the report of a start, unless its replica has ended or was started again since."""
+    report = observed.start_report
+    if report is None:
+        return None
+    is_current = any(is_engine_of(pod, report.replica) for pod in observed.pods)
+    return report if is_current else None
+
+
+def is_engine_of(pod: Manifest, replica: Replica) -> bool:
+    """Return True if a replica is the running engine of a pod."""
+    return (pod["metadata"]["name"], started_at(pod)) == (replica.pod, replica.started_at)
+
+
+def started_at(pod: Manifest) -> str:
+    """Return the time at which the engine that runs in a pod was started; empty if none runs."""
+    running = container(pod, ENGINE_CONTAINER).get("state", {}).get("running", {})
+    return str(running.get("startedAt", ""))
 
 
 def last_started(pods: Iterable[Manifest]) -> Manifest | None:
@@ -64,16 +84,16 @@ def last_started(pods: Iterable[Manifest]) -> Manifest | None:
     )
 
 
-def engine_seconds(pod: Manifest, started_at: str, observed: Observed) -> tuple[int | None, int | None]:
+def engine_seconds(pod: Manifest, observed: Observed) -> tuple[int | None, int | None]:
     """Return the seconds of loading and of warming up: as the engine reports them, else as reported before."""
     report, before = observed.start_report, observed.reported.get("start", {})
-    name = pod["metadata"]["name"]
-    if report is not None and (report.replica.pod, report.replica.started_at) == (name, started_at):
+    if report is not None and is_engine_of(pod, report.replica):
         load, warm_up = report.seconds.get("load"), report.seconds.get("warm up")
         if load is not None:
             loaded = round(report.seconds.get("import", 0.0) + load)
             return loaded, None if warm_up is None else round(warm_up)
-    if started_at and (before.get("pod"), before.get("startedAt")) == (name, started_at):
+    started = started_at(pod)
+    if started and (before.get("pod"), before.get("startedAt")) == (pod["metadata"]["name"], started):
         return before.get("loaded"), before.get("warmed")
     return None, None
 

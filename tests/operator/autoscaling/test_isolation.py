@@ -106,3 +106,20 @@ async def test_a_silent_router_does_not_stop_the_scaling_of_a_deployment_that_it
 )
 async def test_a_deployment_scales_down_only_where_a_router_knows_it(reports: Reports, expected: int) -> None:
     assert await replicas_after(reports, minimum=1, replicas=6) == {GOOD: expected}
+
+
+async def test_an_object_that_takes_the_name_of_another_is_not_idle_before_it_was_ready() -> None:
+    autoscaling = Autoscaling(min=0, max=9, idle_seconds=5, stable_window_seconds=1, panic_window_seconds=1)
+    former = Scale(
+        autoscaling, replicas=1, ready_replicas=1, resource_version="1", uid="former", operator=OPERATOR
+    )
+    scales, cluster = Scales({GOOD: former}), Written()
+    autoscaler = Autoscaler(cluster, OPERATOR, scales, routers=None)  # type: ignore[arg-type]
+    reports = Reports((DemandReport((IDLE,)),), is_complete=True)
+
+    await autoscaler.scale_all(reports, 0.0)
+    scales.by_key[GOOD] = former._replace(ready_replicas=0, resource_version="2", uid="later")
+    for now in range(1, 10):
+        await autoscaler.scale_all(reports, float(now))
+
+    assert cluster.replicas == {}

@@ -1,5 +1,6 @@
 """The addresses of routers from EndpointSlices, and the sum of their reports."""
 
+import asyncio
 import logging
 from typing import Any
 
@@ -14,6 +15,7 @@ from llm_operator.autoscaling.autoscaler import by_deployment, sample_of
 from llm_operator.autoscaling.history import Load, Sample
 from llm_operator.autoscaling.routers import METRICS_PORT_NAME, Routers, RouterService, addresses, aged
 from llm_operator.control.watching.scales import Scale
+from waiting import until_async
 
 from engine_server.contract.api import Key
 from engine_server.contract.demand import DEMAND_PATH, DemandReport, DeploymentDemand, EndpointLoad
@@ -194,11 +196,13 @@ class TwoRouters:
         return {"items": self.slices}
 
 
-async def serve(in_flight: int) -> web.AppRunner:
-    """Start the internal page of a router with so many requests for a deployment."""
+async def serve(in_flight: int, may_answer: asyncio.Event | None = None) -> web.AppRunner:
+    """Start the internal page of a router with so many requests for a deployment; it answers once it may."""
     report = msgspec.json.encode(DemandReport((demand(in_flight, 0, 0.0),)))
 
     async def page(_: web.Request) -> web.Response:
+        if may_answer is not None:
+            await may_answer.wait()
         return web.Response(body=report)
 
     application = web.Application()
@@ -249,3 +253,37 @@ async def test_routers_that_are_all_gone_are_unknown() -> None:
         reports = await asked.ask(session)
 
     assert not reports.is_complete
+
+
+async def test_routers_that_nobody_asked_for_a_while_are_not_silent() -> None:
+    alive, dying = await serve(1), await serve(7)
+    cluster: Any = TwoRouters(alive.addresses[0][1], dying.addresses[0][1], True)
+    asked = Routers(cluster, RouterService("default", "router"))
+    async with aiohttp.ClientSession() as session:
+        await asked.ask(session)
+        await dying.cleanup()
+        assert asked.asked_at is not None
+        asked.asked_at -= 90.0
+        asked.heard = dict.fromkeys(asked.heard, asked.asked_at)
+
+        reports = await asked.ask(session)
+    await alive.cleanup()
+
+    assert [one.deployments[0].in_flight for one in reports.current] == [1]
+    assert reports.silent == ()
+
+
+async def test_the_reports_for_a_scale_down_are_complete_while_nothing_is_autoscaled() -> None:
+    may_answer = asyncio.Event()
+    prompt, late = await serve(1), await serve(7, may_answer)
+    cluster: Any = TwoRouters(prompt.addresses[0][1], late.addresses[0][1], True)
+    asked = Routers(cluster, RouterService("default", "router"))
+
+    reporting = asyncio.create_task(asked.reports())
+    await until_async(lambda: asked.answers)
+    asked.rest()
+    may_answer.set()
+
+    assert sorted(one.deployments[0].in_flight for one in await reporting) == [1, 7]
+    await prompt.cleanup()
+    await late.cleanup()

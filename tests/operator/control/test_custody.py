@@ -2,7 +2,14 @@
 
 from typing import Any
 
+from llm_operator import metrics
+from llm_operator.control.cluster import Cluster
+from llm_operator.control.reconcile import Reconciler
+from llm_operator.control.resources import LLMDEPLOYMENTS
+from llm_operator.settings import Settings
 from waiting import until
+
+from engine_server.contract.api import Key
 
 
 def test_second_operator_changes_nothing_and_names_the_first_until_it_is_told_to_take_over(
@@ -47,3 +54,27 @@ def test_second_operator_changes_nothing_and_names_the_first_until_it_is_told_to
     until(lambda: deployment()["spec"]["template"]["spec"]["containers"][0]["image"] == "engine:1")
     assert third.logged(f"taken over from the operator {leases[0]}")
     assert manager("model") == leases[1]
+
+
+async def test_an_object_that_another_operator_has_taken_has_no_series_here(
+    world: Any, manifest: Any, cluster_of_operator: Cluster
+) -> None:
+    key = Key(world.namespace, "taken")
+    reconciler = Reconciler(cluster_of_operator, Settings(engine_image="engine:1", operator="home/lease"))
+
+    async def reconcile() -> None:
+        reconciler.store.put(LLMDEPLOYMENTS, world.get("llmd", "taken"))
+        await reconciler.reconcile(key)
+
+    def is_reported() -> bool:
+        found = (sample.labels for family in metrics.STATUS.collect() for sample in family.samples)
+        return any((each.get("namespace"), each.get("name")) == key for each in found)
+
+    world.apply(manifest("taken"))
+    await reconcile()
+    assert is_reported()
+
+    world.set_status("llmd", "taken", {"operator": "other/lease"})
+    await reconcile()
+
+    assert not is_reported()

@@ -8,7 +8,7 @@ from kubernetes.aio.client import ApiException
 from llm_operator.control import lease
 from llm_operator.control.cluster import Cluster
 from llm_operator.control.reconcile import Reconciler, RefusedError
-from llm_operator.control.resources import LLMDEPLOYMENTS
+from llm_operator.control.resources import DEPLOYMENTS, LLMDEPLOYMENTS
 from llm_operator.control.watching.handlers import EndlessRetries
 from llm_operator.control.watching.informer import seconds_after
 from llm_operator.settings import Settings
@@ -86,3 +86,53 @@ def test_lists_watches_and_the_lease_are_asked_for_again() -> None:
     asked = ApiException(status=429)
     asked.headers = {"Retry-After": "30"}
     assert seconds_after(asked) == 30
+
+
+class FailingWebhook(Cluster):
+    """An API server that answers, but for applies."""
+
+    async def apply(self, *_: Any) -> Any:
+        raise ApiException(status=500, reason="failed calling webhook")
+
+
+async def test_replicas_are_reported_while_applies_fail(
+    world: Any, manifest: Any, cluster_of_operator: Cluster
+) -> None:
+    key = Key(world.namespace, "webhook")
+    reconciler = Reconciler(cluster_of_operator, Settings(engine_image="engine:1"))
+    world.apply(manifest("webhook"))
+    reconciler.store.put(LLMDEPLOYMENTS, world.get("llmd", "webhook"))
+    await reconciler.reconcile(key)
+    world.set_status("deployment", "webhook-engine", {"replicas": 1, "readyReplicas": 1})
+    world.apply(manifest("webhook", engine={"maxModelLen": 512}))
+    for resource, kind, name in (
+        (DEPLOYMENTS, "deployment", "webhook-engine"),
+        (LLMDEPLOYMENTS, "llmd", "webhook"),
+    ):
+        reconciler.store.put(resource, world.get(kind, name))
+    reconciler.cluster = FailingWebhook(cluster_of_operator.api)
+    reconciler.status_writer.interval = 0
+
+    with pytest.raises(ApiException, match="webhook"):
+        await reconciler.reconcile(key)
+
+    assert world.get("llmd", "webhook")["status"]["readyReplicas"] == 1
+
+
+async def test_a_deleted_object_adopts_no_orphan(
+    world: Any, manifest: Any, cluster_of_operator: Cluster
+) -> None:
+    key = Key(world.namespace, "orphaning")
+    reconciler = Reconciler(cluster_of_operator, Settings(engine_image="engine:1"))
+    world.apply(manifest("orphaning"))
+    reconciler.store.put(LLMDEPLOYMENTS, world.get("llmd", "orphaning"))
+    await reconciler.reconcile(key)
+    world.patch("deployment", "orphaning-engine", {"metadata": {"ownerReferences": None}})
+    reconciler.store.put(DEPLOYMENTS, world.get("deployment", "orphaning-engine"))
+    # No watch has reported the deletion yet.
+    world.delete("llmd", "orphaning")
+
+    with pytest.raises(RefusedError, match="being deleted"):
+        await reconciler.reconcile(key)
+
+    assert "ownerReferences" not in world.get("deployment", "orphaning-engine")["metadata"]

@@ -72,6 +72,23 @@ async def test_a_replica_that_never_answers_is_not_asked_for_ever() -> None:
     assert poller.reports[KEY] == StartReport(REPLICA._replace(address=NOBODY), "", 0, {}, is_final=True)
 
 
+async def test_a_new_replica_is_asked_as_often_as_the_first(engine: Engine) -> None:
+    silent = REPLICA._replace(address=NOBODY)
+    poller = StartPoller(lambda _: None, PodQuestions(), interval=0.001)
+    poller.follow(KEY, silent)
+    await until_async(lambda: KEY in poller.reports)
+
+    another = silent._replace(pod="b")
+    poller.follow(KEY, another)
+    await until_async(lambda: poller.reports[KEY].replica == another)
+
+    assert poller.reports[KEY].is_final
+    poller.follow(KEY, REPLICA)
+    await until_async(lambda: poller.reports[KEY].percent == 42)
+    poller.follow(KEY, None)
+    await until_async(lambda: not poller.tasks)
+
+
 @pytest.mark.parametrize(
     "answer",
     [

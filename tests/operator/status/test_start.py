@@ -1,13 +1,18 @@
 """The seconds of the last start, from a pod's timestamps and the engine's report."""
 
+from dataclasses import replace
 from typing import Any
 
+from llm_operator.api.sections.model import Model
+from llm_operator.api.spec import LLMDeploymentSpec
 from llm_operator.api.status import Start
-from llm_operator.observed import Observed, Replica, StartReport
+from llm_operator.observed import Observed, Replica, StartReport, workload_key
+from llm_operator.status.assess import assess
 from llm_operator.status.start import last_start, replica_to_ask
 
 REPLICA = Replica("a", "2026-01-01T00:01:40Z", "10.0.0.1")
 SECONDS = {"import": 4.0, "load": 11.2, "warm up": 5.0}
+SPEC = LLMDeploymentSpec(Model("hf://org/name"))
 METADATA = {"name": "smollm2", "namespace": "default", "generation": 1}
 
 
@@ -112,3 +117,16 @@ def test_a_replica_whose_engine_does_not_run_is_not_asked() -> None:
     fetching = pod(ready=None)
     fetching["status"]["containerStatuses"][0]["state"] = {"waiting": {"reason": "PodInitializing"}}
     assert replica_to_ask(observed(fetching)) is None
+
+
+def test_a_percentage_is_that_of_a_replica_that_runs() -> None:
+    workload = {workload_key("smollm2"): {"metadata": {"generation": 1}, "spec": {}, "status": {}}}
+    state = observed(pod(ready=None), report=reported("load", is_final=False))
+    state = replace(state, children=workload, subject={**state.subject, "spec": {"replicas": 1}})
+
+    def message(state: Observed) -> str:
+        return next(each.message for each in assess(SPEC, state).conditions if each.type == "Ready")
+
+    assert message(state) == "the engine loads the model: 100 %"
+    for other in (pod("b", ready=None), pod(ready=None, started=110)):
+        assert message(replace(state, pods=(other,))) == "the engine loads the model"

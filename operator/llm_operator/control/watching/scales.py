@@ -23,6 +23,8 @@ class Scale(NamedTuple):
     ready_replicas: int
     # A write with it fails if the object has changed.
     resource_version: str
+    # Of the LLMDeployment: another one may take its name.
+    uid: str = ""
     # The operator that manages it.
     operator: str = ""
     # No replica was ready within the deadline of the start that is being made.
@@ -65,6 +67,7 @@ def scale_of(manifest: Manifest) -> Scale | None:
         spec.get("replicas", 1),
         status.get("readyReplicas", 0),
         metadata["resourceVersion"],
+        metadata["uid"],
         status.get("operator", ""),
         has_failed_start=bool(since) and failed_at >= since,
         paused_until=pause_end(failure) if failure else 0.0,

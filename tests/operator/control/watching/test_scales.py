@@ -13,14 +13,14 @@ KEY = Key("default", "m")
 
 def manifest(autoscaling: Any, **metadata: Any) -> dict[str, Any]:
     return {
-        "metadata": {"namespace": "default", "name": "m", "resourceVersion": "7", **metadata},
+        "metadata": {"namespace": "default", "name": "m", "uid": "u", "resourceVersion": "7", **metadata},
         "spec": {"replicas": 3, "autoscaling": autoscaling},
         "status": {"readyReplicas": 2, "operator": "home/lease"},
     }
 
 
 def test_reads_wanted_and_ready_replicas() -> None:
-    assert scale_of(manifest({"max": 4})) == Scale(Autoscaling(max=4), 3, 2, "7", "home/lease")
+    assert scale_of(manifest({"max": 4})) == Scale(Autoscaling(max=4), 3, 2, "7", "u", "home/lease")
 
 
 def test_null_counts_as_absent() -> None:
