@@ -95,10 +95,11 @@ class Operator(Running):
     def log(self) -> str:
         return "\n".join(self._lines)
 
-    def logged(self, words: str) -> bool:
+    def logged(self, words: str, times: int = 1) -> bool:
+        """Return True once words were logged so often."""
         if not self.is_running:
             pytest.fail(f"the operator ended:\n{self.log}")
-        return words in self.log
+        return self.log.count(words) >= times
 
     def wait(self) -> int:
         """Wait until it ends; return its exit status."""

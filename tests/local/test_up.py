@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 import pytest
+from api_server import free_port
 from llm_local import command, machine
 
 # Seconds to wait for a line.
@@ -90,7 +91,7 @@ class Up:
         file = folder / "file.yaml"
         file.write_text("\n---\n".join(json.dumps(document) for document in documents))
         self.process = subprocess.Popen(
-            [sys.executable, "-c", DRIVER, str(program), str(file), "--port=0", *flags],
+            [sys.executable, "-c", DRIVER, str(program), str(file), f"--port={free_port()}", *flags],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -194,7 +195,10 @@ def ready(running: Up) -> str:
 
 def gone(reports: dict[str, dict[str, object]]) -> bool:
     pids = [int(str(report[key])) for report in reports.values() for key in ("pid", "child")]
-    left = [process for pid in pids if psutil.pid_exists(pid) for process in [psutil.Process(pid)]]
+    left = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            left.append(psutil.Process(pid))
     _, alive = psutil.wait_procs(left, timeout=PATIENCE)
     return not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
@@ -202,7 +206,8 @@ def gone(reports: dict[str, dict[str, object]]) -> bool:
 def test_starts_replicas_and_router_and_ends_them_all_on_a_signal(
     up: Callable[..., Up], manifest: Any
 ) -> None:
-    running = up(manifest(replicas=2, engine={"env": [{"name": "MARK", "value": "seen"}]}))
+    environment = [{"name": "MARK", "value": "seen"}]
+    running = up(manifest(replicas=2, engine={"env": environment}), flags=["--port=0"])
     address = ready(running)
     assert address.startswith("http://127.0.0.1:")
     assert sum(address in line for line in running.seen) == 3  # two curl lines and the last one

@@ -5,16 +5,16 @@ import re
 LONGEST_MESSAGE = 1000
 # Of longer texts only so much is read: the rest would be cut off anyway.
 LONGEST_TEXT = 4 * LONGEST_MESSAGE
-# In URLs of any scheme: `user:password@`. A password may contain unescaped delimiters, so the last @ counts.
-URL_PASSWORD = re.compile(
-    r'(?P<start>(?<![A-Za-z0-9+.-])[A-Za-z0-9+.-]+://)[^\s"/?#:]*:(?P<secret>[^\s"]*)@(?P<rest>[^\s"]*)'
-)
+# Addresses with `user:password@`, in three groups: the start to keep, the password, and what follows the @. A password
+# may contain unescaped delimiters, so the last @ counts.
+# URLs of any scheme.
+URL = r'((?<![A-Za-z0-9+.-])[A-Za-z0-9+.-]+://)[^\s"/?#:]*:([^\s"]*)@([^\s"]*)'
+# Without a scheme, as in a proxy's address, or after one that is misspelled. IMAGE:TAG@sha256:DIGEST is not one.
+BARE_ADDRESS = r"""((?<![^\s"'`(=,;<\[])|(?<=//))[^\s"'`(=,;<\[:/]*:(?!//)([^\s"]*)@(?!sha\d+:)([^\s"]*)"""
+# Both in one pass: a password may look like the other kind of address, or like a token.
+ADDRESS = re.compile(f"{URL}|{BARE_ADDRESS}")
 # In web URLs also a token in place of the user's name.
 URL_TOKEN = re.compile(r'(https?://)[^\s/?#"]+@', re.IGNORECASE)
-# Without a scheme, as in a proxy's address: `user:password@host`. IMAGE:TAG@sha256:DIGEST is not one.
-BARE_PASSWORD = re.compile(
-    r"""(?P<start>(?<![^\s"'`(=,;<\[]))[^\s"'`(=,;<\[:/@]+:(?!//)(?P<secret>[^\s"]*)@(?!sha\d+:)(?P<rest>[^\s"]*)"""
-)
 # A query, of a URL or of a path alone; the punctuation of the sentence after it is kept.
 QUERY = re.compile(r"""(?<=\S)\?[^\s"]*[^\s"'`<>:,.;)\]}]""")
 
@@ -31,12 +31,12 @@ def presentable(message: str) -> str:
 
 def without_credentials(text: str) -> str:
     """Remove `user:password@` and query strings."""
-    text = URL_PASSWORD.sub(without_password, text)
+    text = ADDRESS.sub(without_password, text)
     text = URL_TOKEN.sub(r"\1", text)
-    text = BARE_PASSWORD.sub(without_password, text)
     return QUERY.sub("", text)
 
 
 def without_password(address: re.Match[str]) -> str:
     """Return an address without its password; without its host too if the @ may belong to a query."""
-    return address["start"] + ("…" if "?" in address["secret"] else address["rest"])
+    start, password, rest = (group for group in address.groups() if group is not None)
+    return start + ("…" if "?" in password else rest)

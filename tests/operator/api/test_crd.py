@@ -22,6 +22,9 @@ WRONG: list[dict[str, Any]] = [
     {"resources": {"cpu": "lots"}},
     {"resources": {"cpu": -1}},
     {"resources": {"cpu": 0.5}},
+    *({"resources": {field: "9" * 33}} for field in ("cpu", "memory", "shm", "disk")),
+    *({"resources": {field: 2**53 + 1}} for field in ("cpu", "memory", "shm", "disk")),
+    {"model": {"uri": "a/b", "cache": {"size": "9" * 33}}},
     {"resources": {"memory": "4 GB"}},
     {"resources": {"gpu": 1, "gpuResource": "gpu"}},
     {"resources": {"gpu": 1, "gpuResource": "AMD.com/gpu"}},
@@ -169,6 +172,7 @@ RIGHT: list[dict[str, Any]] = [
     {"resources": {"gpu": 1, "gpuResource": "amd.com/gpu", "shm": "1Gi", "disk": "40Gi"}},
     {"resources": {"gpu": 2, "gpuResource": "nvidia.com/mig-1g.10gb", "shm": 1073741824, "disk": 0}},
     {"resources": {"cpu": "500m", "memory": "1.5Gi"}},
+    {"resources": {"cpu": "9" * 32, "memory": 2**53}},
     {
         "engine": {
             "args": ["--max-num-seqs=64", "--dtype", "float32", "-v"],

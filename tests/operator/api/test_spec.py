@@ -82,6 +82,8 @@ def test_null_counts_as_absent(manifest: Any) -> None:
         ({"model": {"uri": "a/b", "servedNames": ["other/smollm2"]}}, "the object's own NAMESPACE/NAME"),
         ({"model": {"uri": "a/b", "servedNames": [None]}}, "spec.model.servedNames[0]: expected `str`, got `null`"),
         ({"model": {"uri": "a" * 1025}}, "spec.model.uri: expected `str` of length <= 1024; it is 1025 long"),
+        ({"resources": {"cpu": "9" * 309}}, "spec.resources.cpu: expected `str` of length <= 32; it is 309 long"),
+        ({"resources": {"cpu": 10**400}}, "spec.resources.cpu: expected `int` <= 9007199254740992; it is 1000"),
         ({"resources": {"cpu": 0.5}}, "spec.resources.cpu: expected `int | str`, got `float`; it is 0.5"),
         ({"podTemplate": {1: 2}}, "spec.podTemplate.1: expected `str`, got `int`; it is 1"),
         ({"engine": {1: 2}}, "spec.engine.1: there is no such field"),

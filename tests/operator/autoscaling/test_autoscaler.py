@@ -72,9 +72,12 @@ def test_nothing_is_scaled_down_while_a_router_does_not_answer(
 ) -> None:
     scaling.apply(manifest, "doubtful", 2, min=1, max=4, **WINDOWS)
     paused = scaling.routers[1]
+    silence = f":{paused.metrics_port}: nothing is scaled down"
+    until(lambda: scaler.metric("fairlead_operator_unknown_routers") == 0)
+    before = scaler.log.count(silence)
     paused.pause()
     try:
-        until(lambda: scaler.logged(f":{paused.metrics_port}: nothing is scaled down"))
+        until(lambda: scaler.logged(silence, before + 1))
         scaling.scale("doubtful", 3)
         until(lambda: reason(scaler, "doubtful") == "UnknownRouter")
         assert scaling.replicas("doubtful") == 3

@@ -190,8 +190,9 @@ async def test_a_replica_that_hangs_or_is_gone_delays_no_other(
     pusher.follow(Key("default", "other"), goal(y="v"), (OTHER._replace(pod="q"),))
 
     await until_async(lambda: len(pusher.answers(KEY)) == 3)
+    # On a busy machine its first answer may be late, too.
+    await until_async(lambda: pusher.answers(KEY)["p72"].problem == "")
     problems = {pod: answer.problem for pod, answer in pusher.answers(KEY).items()}
-    assert problems["p72"] == ""
     assert all(problems[pod].startswith("the admin API does not answer") for pod in ("p71", "p73"))
 
     engines[ONE].hangs = False

@@ -46,7 +46,15 @@ def plural(manifest: dict[str, Any]) -> str:
 def thief(world: Any, policies: None) -> Client:
     """Somebody with the operator's token, once the policies are in force."""
     client = Client(world.service_account(), world.namespace)
-    until(lambda: refusal(client, child("ConfigMap", {}, owner=None)))
+    stranger = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "stranger"}, "spec": POD}
+    world.apply(stranger)
+    # Each policy is in force at a time of its own.
+    for manifest in (
+        child("ConfigMap", {}, owner=None),
+        deployment(serviceAccountName="admin"),
+        stranger | {"metadata": {"name": "stranger", "annotations": {"a": "b"}}},
+    ):
+        until(lambda manifest=manifest: refusal(client, manifest))
     return client
 
 
@@ -70,9 +78,9 @@ def job(**pod: Any) -> dict[str, Any]:
 
 
 def refusal(client: Client, manifest: dict[str, Any]) -> str:
-    """Return the message with which a creation is refused by a policy; empty if it is not."""
+    """Return the message with which a policy refuses to apply a manifest; empty if it does not."""
     try:
-        client.create(manifest, dryRun="All")
+        client.apply(manifest, manager="fairlead", dryRun="All")
     except RefusedError as error:
         assert REFUSED in error.message, error
         return error.message

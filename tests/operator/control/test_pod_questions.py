@@ -6,9 +6,10 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
-from aiohttp import web
+from aiohttp import ClientTimeout, web
+from llm_operator.control import pod_questions
 from llm_operator.control.pod_questions import LARGEST_ANSWER, MOST_QUESTIONS, Answer, PodQuestions
-from waiting import until_async
+from waiting import PATIENCE, until_async
 
 NETWORK = f"127.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
 POD, OTHER = f"{NETWORK}.81", f"{NETWORK}.82"
@@ -103,8 +104,9 @@ async def test_many_header_fields_are_no_answer(serve: Callable[[str, Handler], 
 
 
 async def test_pods_that_hold_their_questions_delay_no_other_namespace(
-    serve: Callable[[str, Handler], Awaitable[None]],
+    serve: Callable[[str, Handler], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(pod_questions, "TIMEOUT", ClientTimeout(total=2 * PATIENCE))
     num_held = 0
 
     async def hold(_: web.Request) -> web.Response:

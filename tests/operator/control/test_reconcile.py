@@ -94,7 +94,7 @@ def test_an_edit_is_waited_for_until_its_rollout_is_complete(world: Any, manifes
     world.apply(manifest(name))
     until(lambda: template(world, name))
     report_ready(world, name, 1)
-    until(lambda: world.condition(name, "Ready")["status"] == "True")
+    until(lambda: world.condition(name, "Ready").get("status") == "True")
     wait = ("wait", "-n", world.namespace, "--for=condition=Progressing=False", f"llmd/{name}")
 
     world.apply(manifest(name, engine={"maxModelLen": 512}))

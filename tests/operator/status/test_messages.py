@@ -4,16 +4,16 @@ import string
 from urllib.parse import quote
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from llm_operator.status.messages import LONGEST_MESSAGE, presentable
 
 # Printable characters but white space and the double quote, which end a URL in text.
 VISIBLE = [c for c in string.printable if c not in string.whitespace + '"']
-USERS = st.text(string.ascii_letters + string.digits + "-._", min_size=1, max_size=12)
+USERS = st.text(string.ascii_letters + string.digits + "-._@", max_size=12)
 PASSWORDS = st.text(VISIBLE, min_size=1, max_size=30).map(lambda text: "s3cr3t" + text + "s3cr3t")
 HOSTS = st.sampled_from(["proxy.corp:3128", "10.0.0.1", "[fd00::1]:80", "bucket.s3.amazonaws.com"])
-SCHEMES = st.sampled_from(["http://", "https://", "HTTPS://", "socks5h://", "s3://", ""])
+SCHEMES = st.sampled_from(["http://", "https://", "HTTPS://", "socks5h://", "s3://", "http:///", "//", ""])
 PHRASES = st.sampled_from(
     [
         "{}",
@@ -26,6 +26,12 @@ PHRASES = st.sampled_from(
 
 
 @given(SCHEMES, USERS, PASSWORDS, HOSTS, PHRASES)
+@example("", "u", "s3cr3thttp://s3cr3t", "10.0.0.1", "{}")
+@example("", "u", "s3cr3t://:s3cr3t", "10.0.0.1", "{}")
+@example("http://", "u", "s3cr3t,x:s3cr3t", "10.0.0.1", "{}")
+@example("", "u@corp", "s3cr3t", "10.0.0.1", "{}")
+@example("", "", "s3cr3t", "10.0.0.1", "{}")
+@example("//", "u", "s3cr3t", "10.0.0.1", "{}")
 def test_a_password_never_remains(scheme: str, user: str, password: str, host: str, phrase: str) -> None:
     for spelled in (password, quote(password, safe="")):
         shown = presentable(phrase.format(f"{scheme}{user}:{spelled}@{host}/path"))

@@ -6,9 +6,14 @@ from msgspec import Meta
 
 from llm_operator.api.schema import INT_OR_STRING, Count, Section, about
 
-Cpu = Annotated[str, Meta(pattern=r"^[0-9]+(\.[0-9]+)?m?$")]
-Memory = Annotated[str, Meta(pattern=r"^[0-9]+(\.[0-9]+)?(k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$")]
-Whole = Annotated[int, Meta(ge=0)]
+# Quantities are bounded so that they can be calculated with, and numbers also because a CRD's maximum is a double.
+LONGEST_QUANTITY = 32
+Cpu = Annotated[str, Meta(pattern=r"^[0-9]+(\.[0-9]+)?m?$", max_length=LONGEST_QUANTITY)]
+Memory = Annotated[
+    str,
+    Meta(pattern=r"^[0-9]+(\.[0-9]+)?(k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$", max_length=LONGEST_QUANTITY),
+]
+Whole = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 DEFAULT_GPU_RESOURCE = "nvidia.com/gpu"

@@ -2,9 +2,11 @@
 
 import asyncio
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from llm_operator.control import tracing
 from llm_operator.control.cluster import Access
 from llm_operator.control.queue import WorkQueue
 from llm_operator.control.watching import informer as informers
@@ -61,25 +63,34 @@ def informer() -> Informer:
     return fresh
 
 
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> float:
+    """The time in seconds, at which the clock of informers and watches stands still."""
+    now = time.monotonic()
+    for module in (informers, tracing):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
+    return now
+
+
 def test_an_operator_with_open_watches_and_recent_lists_is_healthy(informer: Informer) -> None:
     assert list(informer.problems()) == []
 
 
-def test_a_watch_that_is_interrupted_for_a_minute_is_a_problem(informer: Informer) -> None:
+def test_a_watch_that_is_interrupted_for_a_minute_is_a_problem(informer: Informer, now: float) -> None:
     watch = informer.watches[0]
     watch.interrupt()
     assert list(informer.problems()) == []
 
-    watch.since = time.monotonic() - 61
+    watch.since = now - 61
 
     assert list(informer.problems()) == ["llmdeployments of namespace team-a were not watched for 61 s"]
 
 
-def test_a_relist_that_is_overdue_for_a_minute_is_a_problem(informer: Informer) -> None:
-    informer.listed_at = time.monotonic() - 119
+def test_a_relist_that_is_overdue_for_a_minute_is_a_problem(informer: Informer, now: float) -> None:
+    informer.listed_at = now - 119
     assert list(informer.problems()) == []
 
-    informer.listed_at = time.monotonic() - 121
+    informer.listed_at = now - 121
 
     assert list(informer.problems()) == ["namespace team-a was not listed for 121 s"]
 
