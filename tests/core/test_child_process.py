@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from waiting import until
+from waiting import PATIENCE, until
 
 from engine_server.core.distributed.child_process import Child
 
@@ -42,7 +42,7 @@ def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Child]:
     child = Child("the child", "child_module", str(tmp_path / "folder"))
     yield child
     child.process.kill()
-    child.wait(timeout=10)
+    child.wait(timeout=PATIENCE)
 
 
 @pytest.fixture

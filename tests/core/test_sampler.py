@@ -75,7 +75,7 @@ def test_token_depends_on_logits_seed_and_index_alone(seed: int, index: int, oth
 def test_top_k_and_top_p_draw_only_the_likeliest_tokens(top_k: int, top_p: float, seed: int) -> None:
     logits = torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(seed))
     probabilities, order = logits[0].softmax(-1).sort(descending=True)
-    nucleus = order[: int((probabilities.cumsum(-1) < top_p - 1e-6).sum()) + 1].tolist()
+    nucleus = order[: int((probabilities.cumsum(-1) < top_p + 1e-6).sum()) + 1].tolist()
     rows = logits.expand(20, VOCABULARY)
     by_k = sample(rows, *[request(index, seed=seed, top_k=top_k) for index in range(20)])
     by_p = sample(rows, *[request(index, seed=seed, top_p=top_p) for index in range(20)])

@@ -215,7 +215,7 @@ async def test_random_requests_and_aborts_leave_no_request_in_the_core(
 async def test_invalid_requests_raise_before_anything_is_queued(tiny: AsyncLLMEngine, tiny_params) -> None:
     with pytest.raises(InvalidRequestError, match=r"256 tokens.* 300 tokens"):
         await anext(tiny.generate(prompt(300), tiny_params(), "long"))
-    first = tiny.generate(prompt(3), tiny_params(max_tokens=50, ignore_eos=True), "same")
+    first = tiny.generate(prompt(3), tiny_params(max_tokens=200, ignore_eos=True), "same")
     await anext(first)
     with pytest.raises(InvalidRequestError, match="'same' is in flight"):
         await anext(tiny.generate(prompt(3), tiny_params(), "same"))
@@ -227,7 +227,7 @@ async def test_invalid_requests_raise_before_anything_is_queued(tiny: AsyncLLMEn
 async def test_requests_continue_after_sleep_and_wake_up(
     tiny: AsyncLLMEngine, watcher: Watcher, tiny_params, level: int
 ) -> None:
-    params = tiny_params(max_tokens=40, ignore_eos=True, seed=1)
+    params = tiny_params(max_tokens=200, ignore_eos=True, seed=1)
     whole = (await drain(tiny.generate(prompt(40), params, "whole")))[-1].outputs[0].token_ids
     stream = tiny.generate(prompt(40), params, "interrupted")
     await anext(stream)
@@ -340,13 +340,13 @@ async def test_requests_need_the_loop_when_it_is_not_started_automatically(
 async def test_engine_step_continues_requests_after_the_loop_was_stopped(
     second: AsyncLLMEngine, tiny_params
 ) -> None:
-    stream = second.generate(prompt(20), tiny_params(max_tokens=30, ignore_eos=True), "by hand")
+    stream = second.generate(prompt(20), tiny_params(max_tokens=200, ignore_eos=True), "by hand")
     await anext(stream)
     second.shutdown_background_loop()
     assert not second.is_running
     while await second.engine_step():
         pass
-    assert len((await anext(stream)).outputs[0].token_ids) == 30
+    assert len((await anext(stream)).outputs[0].token_ids) == 200
     second.start_background_loop()
 
 

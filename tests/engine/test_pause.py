@@ -1,24 +1,43 @@
 """Pauses of the asynchronous engine, in every mode, and deadlines of requests while no step runs."""
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 from async_engines import Watcher, drain, prompt
 from waiting import PATIENCE, until_async
 
 from engine_server import AsyncLLMEngine
+from engine_server.requests.outputs import RequestOutput
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def pause_in_flight(engine: AsyncLLMEngine, params, request_id: str) -> AsyncIterator[RequestOutput]:
+    """Pause the engine in mode keep while a request runs, and return the rest of the request's stream."""
+    stream = engine.generate(prompt(20), params, request_id)
+
+    async def paused() -> bool:
+        nonlocal stream
+        await anext(stream)
+        await engine.pause_generation(mode="keep")
+        if engine.get_num_unfinished_requests() == 1:
+            return True
+        # It has ended before the pause.
+        await engine.resume_generation()
+        stream = engine.generate(prompt(20), params, request_id)
+        return False
+
+    await until_async(paused)
+    return stream
 
 
 async def test_pause_in_mode_keep_continues_requests_after_resume(
     tiny: AsyncLLMEngine, watcher: Watcher, tiny_params
 ) -> None:
-    params = tiny_params(max_tokens=40, ignore_eos=True, seed=1)
+    params = tiny_params(max_tokens=200, ignore_eos=True, seed=1)
     whole = (await drain(tiny.generate(prompt(20), params, "whole")))[-1].outputs[0].token_ids
-    kept = tiny.generate(prompt(20), params, "kept")
-    await anext(kept)
-    await tiny.pause_generation(mode="keep")
+    kept = await pause_in_flight(tiny, params, "kept")
     assert await tiny.is_paused()
     late = asyncio.create_task(drain(tiny.generate(prompt(20), params, "late")))
     await until_async(lambda: watcher.latest.num_waiting == 1)
@@ -31,13 +50,14 @@ async def test_pause_in_mode_keep_continues_requests_after_resume(
 async def test_pause_in_mode_wait_finishes_requests_and_holds_new_ones(
     tiny: AsyncLLMEngine, watcher: Watcher, tiny_params
 ) -> None:
-    stream = tiny.generate(prompt(20), tiny_params(max_tokens=100, ignore_eos=True), "before")
-    await anext(stream)
+    stream = tiny.generate(prompt(20), tiny_params(max_tokens=200, ignore_eos=True), "before")
+    first = await anext(stream)
     pause = asyncio.create_task(tiny.pause_generation(mode="wait"))
     await asyncio.sleep(0)  # so that it begins
     held = asyncio.create_task(drain(tiny.generate(prompt(20), tiny_params(max_tokens=3), "held")))
     gone = asyncio.create_task(drain(tiny.generate(prompt(20), tiny_params(max_tokens=3), "gone")))
-    assert (await drain(stream))[-1].outputs[0].finish_reason == "length"
+    assert [first, *await drain(stream)][-1].outputs[0].finish_reason == "length"
+    await until_async(lambda: tiny.get_num_unfinished_requests() == 2)
     await tiny.abort("gone")
     assert (await gone)[-1].outputs[0].finish_reason == "abort"
     await pause
@@ -83,15 +103,15 @@ async def test_requests_run_after_a_pause_in_mode_wait_is_cancelled(
 async def test_requests_run_after_two_concurrent_pauses_in_mode_wait(
     tiny: AsyncLLMEngine, watcher: Watcher, tiny_params
 ) -> None:
-    stream = tiny.generate(prompt(20), tiny_params(max_tokens=60, ignore_eos=True), "before")
-    await anext(stream)
+    stream = tiny.generate(prompt(20), tiny_params(max_tokens=200, ignore_eos=True), "before")
+    first = await anext(stream)
     pauses, requests = [], []
     for number in range(2):  # a request behind each pause
         pauses.append(asyncio.create_task(tiny.pause_generation(mode="wait")))
         await asyncio.sleep(0)
         generated = tiny.generate(prompt(20), tiny_params(max_tokens=3), f"held {number}")
         requests.append(asyncio.create_task(drain(generated)))
-    assert (await drain(stream))[-1].outputs[0].finish_reason == "length"
+    assert [first, *await drain(stream)][-1].outputs[0].finish_reason == "length"
     await asyncio.gather(*pauses)
     await until_async(lambda: (watcher.latest.num_running, watcher.latest.num_waiting) == (0, 2))
     await tiny.resume_generation()
@@ -129,13 +149,9 @@ async def test_waiting_request_expires_while_engine_is_paused(tiny: AsyncLLMEngi
 
 
 async def test_running_request_expires_while_engine_is_paused(tiny: AsyncLLMEngine, tiny_params) -> None:
-    params = tiny_params(timeout=1.0, max_tokens=250, ignore_eos=True)
-    stream = tiny.generate({"prompt_token_ids": [5, 6, 7]}, params, "runs")
-    first = await anext(stream)
-    await tiny.pause_generation(mode="keep")
-    async with asyncio.timeout(PATIENCE):
-        outputs = [first, *[output async for output in stream]]
-    assert outputs[-1].outputs[0].finish_reason == "timeout"
+    params = tiny_params(timeout=1.0, max_tokens=200, ignore_eos=True)
+    stream = await pause_in_flight(tiny, params, "runs")
+    assert (await drain(stream))[-1].outputs[0].finish_reason == "timeout"
     await tiny.resume_generation()
 
 
@@ -150,11 +166,7 @@ async def test_waiting_request_expires_while_engine_sleeps(tiny: AsyncLLMEngine,
 
 async def test_request_held_back_by_a_waiting_pause_expires(tiny: AsyncLLMEngine, tiny_params) -> None:
     """The pause waits until the first request ends, so that the core doesn't get the others before."""
-    first = tiny.generate(
-        {"prompt_token_ids": [5, 6, 7]}, tiny_params(max_tokens=250, ignore_eos=True), "first"
-    )
-    await anext(first)
-    await tiny.pause_generation(mode="keep")  # the first request stays in flight
+    first = await pause_in_flight(tiny, tiny_params(max_tokens=200, ignore_eos=True), "first")
     pause = asyncio.create_task(tiny.pause_generation(mode="wait"))
     await asyncio.sleep(0)  # so that it begins
     one, two = tiny_params(timeout=0.05, max_tokens=10), tiny_params(timeout=0.05, max_tokens=10, n=2)

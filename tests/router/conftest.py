@@ -11,7 +11,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 import uvloop
-from waiting import until_async
+from waiting import PATIENCE, until_async
 
 from engine_server.router.callers.callers import Callers
 from engine_server.router.http.limits import Limits
@@ -232,7 +232,7 @@ async def start_router(eventually) -> AsyncIterator[Callable[..., Awaitable[Rout
                 await session.close()
                 server.leave(0.0)
                 server.leave(0.0)
-                await asyncio.wait_for(task, 10)
+                await asyncio.wait_for(task, PATIENCE)
 
             router = Router(*await ports, server, session)
             stack.push_async_callback(stop)

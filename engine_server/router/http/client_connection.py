@@ -315,6 +315,13 @@ class ClientConnection(Occupant):
         """Reset the connection, whatever is in flight."""
         self._transport.abort()
 
+    def extend(self, now: float, seconds: float) -> None:
+        """Extend all times: the router stood still for `seconds` before this time (of the event loop)."""
+        self._reader.extend(now, seconds)
+        self._since = min(now, self._since + seconds)
+        self._last_read = min(now, self._last_read + seconds)
+        self._last_active = min(now, self._last_active + seconds)
+
     def sweep(self, now: float) -> None:
         """End what has taken too long at this time (of the event loop)."""
         limits = self._limits

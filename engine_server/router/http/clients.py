@@ -44,12 +44,21 @@ class Clients:
         return Listener(listen_on(host, port, LISTEN_BACKLOG), self._accept, self._places)
 
     async def sweep(self) -> None:
-        """End what takes too long on the connections, for as long as this runs."""
-        loop = asyncio.get_running_loop()
+        """End what takes too long on the connections, for as long as this runs.
+
+        A sweep that is late shows that the router itself stood still: what arrived meanwhile is not read yet, and the
+        time since the sweep before does not count.
+        """
+        loop, limits = asyncio.get_running_loop(), self._limits
+        swept_at = loop.time()
         while True:
-            await asyncio.sleep(self._limits.sweep_seconds)
+            await asyncio.sleep(limits.sweep_seconds)
             now = loop.time()
+            passed, swept_at = now - swept_at, now
+            was_late = passed > limits.sweep_seconds + limits.late_seconds
             for client in [*self._open]:
+                if was_late:
+                    client.extend(now, passed)
                 client.sweep(now)
 
     def leave(self) -> None:

@@ -36,5 +36,7 @@ class Limits:
     idle_seconds: float = DEFAULT_IDLE_TIMEOUT_SECONDS
     # The rest of a refused request is read and discarded, so that the client gets to read the refusal.
     linger_seconds: float = 2.0
-    # Between two looks at the times of all connections.
+    # Between two sweeps over the times of all connections.
     sweep_seconds: float = 1.0
+    # Delay of a sweep after which the router itself stood still: that extends all times.
+    late_seconds: float = 0.5

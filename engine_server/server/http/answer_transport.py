@@ -11,7 +11,7 @@ from engine_server.shared.slow_readers import limit_unsent_bytes
 
 logger = logging.getLogger(__name__)
 
-# Checks of a client's progress within the time that it may take.
+# Checks of a client's progress within the time that it may take. A stall of the event loop counts as one of them.
 CHECKS = 4
 
 
@@ -30,16 +30,16 @@ class AnswerTransport(asyncio.Transport):
         self._close = close
         self._loop = asyncio.get_running_loop()
         self._num_written = 0
-        # The number of bytes that the socket had taken at the latest progress, and that progress's time.
+        # The number of bytes that the socket had taken at the latest progress, and the checks since then.
         self._num_taken = 0
-        self._progress = 0.0
+        self._num_checks = 0
         self._timer: asyncio.TimerHandle | None = None
 
     def write(self, data: Any) -> None:
         self._num_written += len(data)
         self._transport.write(data)
         if self._timer is None:
-            self._progress = self._loop.time()
+            self._num_checks = 0
             self._start_timer()
 
     def is_closing(self) -> bool:
@@ -61,10 +61,11 @@ class AnswerTransport(asyncio.Transport):
         pending = self._transport.get_write_buffer_size()
         if not pending:
             return
-        now, num_taken = self._loop.time(), self._num_written - pending
+        self._num_checks += 1
+        num_taken = self._num_written - pending
         if num_taken > self._num_taken:
-            self._num_taken, self._progress = num_taken, now
-        if now - self._progress >= self._read_seconds:
+            self._num_taken, self._num_checks = num_taken, 0
+        if self._num_checks >= CHECKS:
             logger.warning("disconnecting a client that has read nothing for %g s", self._read_seconds)
             self._transport.abort()
         else:

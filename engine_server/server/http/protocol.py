@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import termios
+from array import array
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -300,7 +303,7 @@ class Connection(HttpToolsProtocol, Occupant):
             self._timer = None
 
     def _time_out_head(self) -> None:
-        if self.flow.read_paused:  # it is not the client that waits
+        if self._has_unread_input:  # it is not the client that waits
             self._start_timer(self._limits.head_seconds, self._time_out_head)
             return
         message = f"the request's head did not arrive within {self._limits.head_seconds:g} s"
@@ -308,7 +311,7 @@ class Connection(HttpToolsProtocol, Occupant):
 
     def _time_out_body(self) -> None:
         limits = self._limits
-        if self.flow.read_paused or self.cycle.waiting_for_100_continue:  # it is not the client that waits
+        if self._has_unread_input or self.cycle.waiting_for_100_continue:  # it is not the client that waits
             self._body_ends += limits.piece_seconds
             self._wait_for_piece()
             return
@@ -317,6 +320,21 @@ class Connection(HttpToolsProtocol, Occupant):
         else:
             message = f"the request's body did not arrive within {limits.body_seconds:g} s"
         self._refuse(ApiError(408, message, code=ErrorCode.REQUEST_TIMEOUT))
+
+    def timeout_keep_alive_handler(self) -> None:
+        if self._has_unread_input:
+            self._wait_for_request()
+        else:
+            super().timeout_keep_alive_handler()
+
+    @property
+    def _has_unread_input(self) -> bool:
+        """Reading is paused, or bytes lie in the socket: the loop has stood still since they arrived."""
+        if self.flow.read_paused:
+            return True
+        unread = array("i", [0])
+        fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.FIONREAD, unread)
+        return unread[0] > 0
 
     def _refuse(self, error: ApiError) -> None:
         """Answer a request that can't be read, and close the connection."""

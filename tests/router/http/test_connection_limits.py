@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 import json
 import socket
+from time import perf_counter
 
 import pytest
+from waiting import until
 
 from engine_server.router.http.limits import Limits
 
@@ -20,7 +22,8 @@ def limits(**changed) -> Limits:
         ("head_seconds", "piece_seconds", "body_seconds", "room_seconds", "unread_seconds", "idle_seconds"),
         3600.0,
     )
-    return Limits(**{**hours, "sweep_seconds": 0.02, "linger_seconds": 0.05, **changed})
+    times = {"sweep_seconds": 0.02, "late_seconds": 0.1, "linger_seconds": 0.05}
+    return Limits(**{**hours, **times, **changed})
 
 
 async def endless(engine, request, writer):
@@ -126,6 +129,37 @@ async def test_a_pipelined_request_is_not_late_while_the_one_before_is_answered(
         assert (await reader.readuntil(b"\r\n\r\nok")).startswith(b"HTTP/1.1 200")
     writer.write(POST[-3:])
     assert (await reader.readuntil(b"\r\n\r\nok")).startswith(b"HTTP/1.1 200")
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("limit", "before"),
+    [
+        ("head_seconds", HEAD),
+        ("piece_seconds", POST[:-3]),
+        ("body_seconds", POST[:-3]),
+        ("idle_seconds", b""),
+    ],
+    ids=["head", "piece", "body", "idle"],
+)
+async def test_no_request_is_late_because_the_loop_was_blocked(
+    start_engine, start_router, eventually, limit, before
+):
+    """Its rest arrives when the times are over, and before the router reads it."""
+    seconds = 0.5
+    router = await start_router({"m": [await start_engine()]}, limits=limits(**{limit: seconds}))
+    reader, writer = await router.connect()
+    writer.write(before)
+    await eventually(lambda: router.server._clients._open)
+    (client,) = router.server._clients._open
+    await eventually(lambda: client._reader.receiving or not before)
+    # Called after the block, as the next sweep is.
+    asyncio.get_running_loop().call_later(0.001, writer.write, POST[len(before) :])
+    end = perf_counter() + 2 * seconds
+
+    until(lambda: perf_counter() > end)
+
+    assert (await reader.readline()).startswith(b"HTTP/1.1 200")
     writer.close()
 
 

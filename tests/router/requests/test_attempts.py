@@ -6,6 +6,7 @@ import socket
 from time import perf_counter
 
 import pytest
+from waiting import PATIENCE
 
 from engine_server.contract.api import Key
 from engine_server.router.http import upstream
@@ -238,7 +239,7 @@ async def test_closes_the_engine_connection_when_the_client_leaves_in_mid_stream
     assert await router.metric("fairlead_router_in_flight") == 1
     assert await router.metric(r"fairlead_router_endpoint_in_flight\{.*\}") == 1
     response.close()
-    await asyncio.wait_for(engine.hung_up.wait(), 10)
+    await asyncio.wait_for(engine.hung_up.wait(), PATIENCE)
 
     async def nothing_in_flight() -> bool:
         total = await router.metric("fairlead_router_in_flight")
@@ -261,7 +262,7 @@ async def test_closes_the_engine_connection_when_the_client_leaves_before_the_an
     )
     await eventually(lambda: engine.received)
     writer.close()
-    await asyncio.wait_for(engine.hung_up.wait(), 10)
+    await asyncio.wait_for(engine.hung_up.wait(), PATIENCE)
 
     async def counted() -> bool:
         return await router.metric(r'fairlead_router_requests_total\{code="499",model="default/m"\}') == 1

@@ -290,20 +290,24 @@ async def test_does_not_probe_the_engine_of_a_client_that_reads_slowly(
 ):
     """Its answer makes no progress, but the engine is not the cause. The probes of another engine show the time."""
     size = 2**25
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + b"x" * size
 
     async def behave(engine, request, writer):
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + b"x" * size)
+        writer.write(answer)
 
     engine, silent = await start_engine(behave), await start_engine(say_nothing)
     router = await start_router({"m": [engine], "silent": [silent]}, watch=TIMES)
-    probes = engine.probes
     reader, writer = await router.connect()
     reader._transport.pause_reading()  # asyncio's own reader would take everything
     writer.write(POST)
-    await eventually(lambda: engine.received)
+    await eventually(lambda: router.server._watch.open)
+    (relay,) = router.server._watch.open
+    await eventually(lambda: not relay.exchange.source.is_reading())
     _, silent_writer = await router.connect()
     silent_writer.write(POST.replace(b'"m"', b'"silent"').replace(b"13", b"18"))
-    await eventually(lambda: silent.probes > 10)
+    await eventually(lambda: silent.probes > 5)  # one that was sent before the client blocked has ended
+    probes = engine.probes
+    await eventually(lambda: silent.probes > 15)
 
     assert engine.probes == probes
     reader._transport.resume_reading()

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from engine_server.contract.api import Key
 from engine_server.contract.policies import DEFAULT_POLICY
+from engine_server.router.routing import selection
 from engine_server.router.routing.directory import Adapter, Deployment, Directory
 from engine_server.router.routing.endpoint import Address
 from engine_server.router.routing.health import Health
@@ -15,6 +16,15 @@ from engine_server.router.routing.key import RouteKey
 from engine_server.router.routing.policies.registry import POLICIES
 from engine_server.router.routing.selection import Selector
 from engine_server.router.routing.verdict import Kind, Verdict
+
+HOUR = 3600.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def endpoints_lack_an_adapter_for_longer_than_a_test():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(selection, "LACKING_SECONDS", HOUR)
+        yield
 
 
 @given(
@@ -35,7 +45,7 @@ def test_picks_neither_a_tried_nor_an_ejected_nor_a_full_endpoint(policy, states
                 endpoint.count(0.0, 0)
             if is_full:
                 full.append(endpoint)
-                selector.apply(Verdict(Kind.FULL, seconds=60.0), endpoint, directory.resolve("m"))
+                selector.apply(Verdict(Kind.FULL, seconds=HOUR), endpoint, directory.resolve("m"))
             if not live:
                 health.eject(endpoint, "test")
             if was_tried:

@@ -3,15 +3,17 @@
 import contextlib
 import json
 import random
+import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from time import monotonic
 
 import psutil
 import pytest
 from http_service import GET, LARGE, POST, Service, assert_refused, fields, read_answer, serving
 from tiers import tiered
-from waiting import until
+from waiting import PATIENCE, until
 
 from engine_server.contract.open_files import raise_open_files_limit
 
@@ -163,11 +165,43 @@ def test_body_that_pauses_too_long_is_refused() -> None:
 def test_body_whose_pauses_are_short_may_take_longer_in_all() -> None:
     with serving(piece_seconds=1) as service, service.connect() as connection:
         connection.sendall(POST + b"Content-Length: 11\r\n\r\n")
-        pause = threading.Event()
-        for _ in range(11):
-            assert not pause.wait(0.1)
+        loop = service.only_connection().loop
+
+        def send(more: int) -> None:
+            """Run in the server's loop, so that no stall delays the client alone."""
             connection.sendall(b"a")
+            if more:
+                loop.call_later(0.1, send, more - 1)
+
+        loop.call_soon_threadsafe(send, 10)
         assert json.loads(read_answer(connection)[2])["body"] == "a" * 11
+
+
+@pytest.mark.parametrize(
+    ("before", "rest", "end_of_time"),
+    [
+        (GET[:-2], GET[-2:], "_time_out_head"),
+        (POST + b"Content-Length: 2\r\n\r\n{", b"}", "_time_out_body"),
+        (b"", GET, "timeout_keep_alive_handler"),
+    ],
+    ids=["head", "body", "idle"],
+)
+def test_request_whose_rest_lies_in_the_socket_is_not_late(
+    before: bytes, rest: bytes, end_of_time: str
+) -> None:
+    """The loop has stood still until the time was over."""
+    with serving() as service, service.connect() as connection:
+        connection.sendall(before)
+        server = service.only_connection()
+        until(lambda: server._timer or not before)
+
+        def stand_still() -> None:
+            connection.sendall(rest)
+            select.select([server.transport.get_extra_info("socket")], [], [], PATIENCE)
+            getattr(server, end_of_time)()
+
+        server.loop.call_soon_threadsafe(stand_still)
+        assert read_answer(connection)[0] == 200
 
 
 def test_pieces_of_a_body_that_trickle_do_not_extend_its_time() -> None:
@@ -192,7 +226,7 @@ def test_request_in_flight_takes_longer_than_the_times_for_head_and_body() -> No
 def test_client_that_reads_nothing_is_disconnected() -> None:
     with serving(read_seconds=0.4) as service, service.connect() as connection:
         connection.sendall(b"GET /large HTTP/1.1\r\n\r\n")
-        until(lambda: service.num_connections == 1)
+        until(lambda: service.app.num_started == 1)
         until(lambda: service.num_connections == 0)
         until(lambda: service.app.running == 0)
 
@@ -201,20 +235,38 @@ def test_client_that_reads_nothing_is_disconnected_after_its_last_answer() -> No
     """The transport waits for pending bytes before it closes, as it does in a drain."""
     with serving(read_seconds=0.4) as service, service.connect() as connection:
         connection.sendall(b"GET /large HTTP/1.0\r\n\r\n")
-        until(lambda: service.num_connections == 1)
+        until(lambda: service.app.num_started == 1)
         until(lambda: service.num_connections == 0)
 
 
-def test_client_that_reads_slowly_stays_connected() -> None:
+@pytest.mark.parametrize("stall", [0.0, 1.0], ids=["steadily", "the loop stands still"])
+def test_client_that_reads_slowly_stays_connected(stall: float) -> None:
     with serving(read_seconds=0.5) as service, service.connect() as connection:
+        connection.setblocking(False)
         connection.sendall(b"GET /large HTTP/1.1\r\nConnection: close\r\n\r\n")
-        received, pause = 0, threading.Event()
-        for _ in range(7):  # longer than the limit in all
-            assert not pause.wait(0.1)
-            received += len(connection.recv(4 << 20))
-        while piece := connection.recv(4 << 20):
-            received += len(piece)
-        assert received > LARGE
+        loop = service.only_connection().loop
+        pieces: list[bytes | None] = []
+
+        def read() -> None:
+            """Run in the server's loop, so that no stall delays the client alone."""
+            try:
+                pieces.append(connection.recv(4 << 20))
+            except BlockingIOError:
+                pieces.append(None)
+            except ConnectionResetError:
+                pieces.append(b"")
+            if len(pieces) == 3:
+                loop.call_later(0.05, stand_still)
+            if pieces[-1] != b"":
+                loop.call_later(0.1 if len(pieces) < 8 else 0.001, read)  # longer than the limit in all
+
+        def stand_still() -> None:
+            end = monotonic() + stall
+            until(lambda: monotonic() > end)
+
+        loop.call_soon_threadsafe(read)
+        until(lambda: pieces and pieces[-1] == b"")
+        assert sum(len(piece) for piece in pieces if piece) > LARGE
 
 
 def test_answer_to_an_unread_body_arrives_and_the_connection_closes(service: Service) -> None:
