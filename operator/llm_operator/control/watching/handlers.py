@@ -12,7 +12,7 @@ from engine_server.contract.labels import LLMDEPLOYMENT_LABEL
 from llm_operator.control.cluster import REQUEST_SECONDS, Access, reload_credentials
 from llm_operator.control.queue import Priority, WorkQueue
 from llm_operator.control.resources import LLMDEPLOYMENTS, WATCHED, Resource
-from llm_operator.control.watching.pages import PAGE_SIZE, Pages
+from llm_operator.control.watching.pages import KOPF_PAGE_SIZE, Pages
 from llm_operator.control.watching.shallow_response import ShallowResponse
 from llm_operator.control.watching.store import Ref, Store, version_of
 
@@ -146,7 +146,7 @@ def settings(watch_silence_seconds: float) -> kopf.OperatorSettings:
     chosen.process.ultimate_exiting_timeout = None
     # A worker that waits for more events keeps its last object in memory.
     chosen.queueing.idle_timeout = 0.1
-    chosen.watching.chunk_size = PAGE_SIZE
+    chosen.watching.chunk_size = KOPF_PAGE_SIZE
     for resource in WATCHED:
         if resource != LLMDEPLOYMENTS:
             chosen.watching.label_selectors[*resource] = LLMDEPLOYMENT_LABEL

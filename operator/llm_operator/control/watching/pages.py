@@ -1,4 +1,4 @@
-"""The size of the pages in which LLMDeployments are listed, by kopf and by relists."""
+"""The sizes of the pages in which objects are listed, by kopf and by relists."""
 
 from dataclasses import dataclass
 
@@ -6,6 +6,8 @@ from llm_operator.control.resources import LLMDEPLOYMENTS
 from llm_operator.control.watching.store import Store
 
 PAGE_SIZE = 250
+# kopf decodes a page as a whole, and starts a task for each object on it.
+KOPF_PAGE_SIZE = 50
 # An LLMDeployment has up to 1.5 MB, and up to 25 times as much once kopf has decoded it, a page as a whole.
 MOST_LLMDEPLOYMENTS = 25
 PAGE_BYTES = 4 << 20
