@@ -76,7 +76,7 @@ class ReportedStatus(Collector):
         self._by_key[key] = desired_replicas, status, is_outdated
 
     def remove(self, key: Key) -> None:
-        """Remove the series of an LLMDeployment that was deleted."""
+        """Remove the series of an LLMDeployment that was deleted, or is another operator's."""
         self._by_key.pop(key, None)
 
     def collect(self) -> Iterable[GaugeMetricFamily]:

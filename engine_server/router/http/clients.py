@@ -46,8 +46,8 @@ class Clients:
     async def sweep(self) -> None:
         """End what takes too long on the connections, for as long as this runs.
 
-        A sweep that is late shows that the router itself stood still: what arrived meanwhile is not read yet, and the
-        time since the sweep before does not count.
+        A sweep that is late shows that the router itself stood still: what arrived meanwhile is not read yet, and its
+        lateness does not count.
         """
         loop, limits = asyncio.get_running_loop(), self._limits
         swept_at = loop.time()
@@ -58,7 +58,7 @@ class Clients:
             was_late = passed > limits.sweep_seconds + limits.late_seconds
             for client in [*self._open]:
                 if was_late:
-                    client.extend(now, passed)
+                    client.extend(now, passed - limits.sweep_seconds)
                 client.sweep(now)
 
     def leave(self) -> None:

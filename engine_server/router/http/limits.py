@@ -38,5 +38,5 @@ class Limits:
     linger_seconds: float = 2.0
     # Between two sweeps over the times of all connections.
     sweep_seconds: float = 1.0
-    # Delay of a sweep after which the router itself stood still: that extends all times.
+    # A sweep that is later than this extends all times: the router itself stood still.
     late_seconds: float = 0.5

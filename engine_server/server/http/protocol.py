@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application
     from uvicorn.server import ServerState
 
+# The time to read bytes that lie in the socket when a client's time is over.
+UNREAD_SECONDS = 1.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectionLimits:
@@ -303,17 +306,23 @@ class Connection(HttpToolsProtocol, Occupant):
             self._timer = None
 
     def _time_out_head(self) -> None:
-        if self._has_unread_input:  # it is not the client that waits
+        if self.flow.read_paused:  # it is not the client that waits
             self._start_timer(self._limits.head_seconds, self._time_out_head)
+            return
+        if self._has_unread_input:
+            self._start_timer(UNREAD_SECONDS, self._time_out_head)
             return
         message = f"the request's head did not arrive within {self._limits.head_seconds:g} s"
         self._refuse(ApiError(408, message, code=ErrorCode.REQUEST_TIMEOUT))
 
     def _time_out_body(self) -> None:
         limits = self._limits
-        if self._has_unread_input or self.cycle.waiting_for_100_continue:  # it is not the client that waits
+        if self.flow.read_paused or self.cycle.waiting_for_100_continue:  # it is not the client that waits
             self._body_ends += limits.piece_seconds
             self._wait_for_piece()
+            return
+        if self._has_unread_input:
+            self._start_timer(UNREAD_SECONDS, self._time_out_body)
             return
         if self.loop.time() < self._body_ends:
             message = f"no part of the request's body arrived for {limits.piece_seconds:g} s"
@@ -329,9 +338,7 @@ class Connection(HttpToolsProtocol, Occupant):
 
     @property
     def _has_unread_input(self) -> bool:
-        """Reading is paused, or bytes lie in the socket: the loop has stood still since they arrived."""
-        if self.flow.read_paused:
-            return True
+        """Bytes lie in the socket: the loop may have stood still since they arrived."""
         unread = array("i", [0])
         fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.FIONREAD, unread)
         return unread[0] > 0

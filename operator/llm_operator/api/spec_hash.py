@@ -91,7 +91,7 @@ def pod_fields(value: Any) -> Any:
 
 @cache
 def fields_in_pods(section: type[Section]) -> tuple[msgspec.structs.FieldInfo, ...]:
-    """Return the fields of a section that pods depend on. msgspec evaluates a class's annotations at each question."""
+    """Return the fields of a section that pods depend on. Cached, since msgspec evaluates annotations each time."""
     return tuple(
         field for field in msgspec.structs.fields(section) if NOT_IN_PODS not in get_args(field.type)
     )

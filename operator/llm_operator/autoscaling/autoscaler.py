@@ -99,8 +99,8 @@ class Autoscaler:
             if key not in scales or scales[key].uid != track.uid:
                 del self.tracks[key]
                 metrics.SCALING.remove(key)
-        for key, scale in scales.items():
-            self.tracks.setdefault(key, Track(scale.uid))
+        for key in scales.keys() - self.tracks.keys():
+            self.tracks[key] = Track(scales[key].uid)
 
     def decide(self, key: Key, scale: Scale, sample: Sample) -> tuple[Decision, Summary]:
         """Return the decision on one LLMDeployment, with the demand that it follows from."""

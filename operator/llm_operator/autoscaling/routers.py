@@ -85,7 +85,7 @@ class Routers:
     listed_at: float | None = None
     # Why the last list failed, as it was logged; empty if it did not.
     failure: str = ""
-    # The event loop's time at which the routers were asked last.
+    # The event loop's time at which all had answered last, or had not.
     asked_at: float | None = None
     # The last report of each router that is listed.
     answers: dict[str, DemandReport] = field(default_factory=dict)
@@ -96,14 +96,13 @@ class Routers:
 
     async def ask(self, session: aiohttp.ClientSession) -> Reports:
         """Return the current reports. After a while in which nobody asked, no router has been silent."""
-        now = asyncio.get_running_loop().time()
-        if self.asked_at is not None and now - self.asked_at > LOST_SECONDS:
+        loop = asyncio.get_running_loop()
+        if self.asked_at is not None and loop.time() - self.asked_at > PATIENCE_SECONDS:
             self.answers.clear()
             self.heard.clear()
-        self.asked_at = now
         await self._find()
         await asyncio.gather(*(self._ask(session, address) for address in self.addresses))
-        now = asyncio.get_running_loop().time()
+        now = self.asked_at = loop.time()
         self.answers = {one: report for one, report in self.answers.items() if one in self.addresses}
         self.heard = {address: self.heard.get(address, now) for address in self.addresses}
         silences = {address: now - heard for address, heard in self.heard.items()}

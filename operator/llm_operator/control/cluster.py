@@ -213,7 +213,7 @@ class Cluster:
         Raises ApiException with status 422 if the object of this name has another UID. A merge patch would not do: the
         API server ignores a UID that comes with a status.
         """
-        # The client would take another sequence for a strategic merge patch.
+        # A list: the client would send a tuple as a strategic merge patch.
         operations: list[Mapping[str, Any]] = [
             {"op": "test", "path": "/metadata/uid", "value": uid},
             {"op": "add", "path": "/status", "value": status},

@@ -35,7 +35,7 @@ from llm_operator.control.watching.trim import trimmed
 from llm_operator.observed import ChildKey, KeyHashes, Manifest, Observed, Problem, workload_key
 from llm_operator.plan.decide import Decision, decide
 from llm_operator.plan.deletion_cost import is_scale_down
-from llm_operator.plan.ownership import field_manager, owned_by, owned_pods
+from llm_operator.plan.ownership import field_manager, owned_by, owned_pods, owners_of
 from llm_operator.plan.plan import Plan
 from llm_operator.plan.pod.adapters import of_other_models
 from llm_operator.settings import Settings
@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 
 class RefusedError(Exception):
-    """The plan could not be carried out. The status reports why, and it is retried."""
+    """The plan could not be carried out, and is retried. The status reports why, unless the object is gone."""
 
 
 @dataclass(slots=True)
@@ -253,25 +253,24 @@ class Reconciler:
         """Apply and prune. Return `observed` with the children that exist afterwards, and with a refusal, if any.
 
         Return also the failure of a call to an API server that answers others, such as that of a webhook: meanwhile
-        replicas come and go, and are reported.
+        replicas come and go, and are reported, as is the failure itself.
         """
-        record = self.records[key]
+        record, uid = self.records[key], observed.subject["metadata"]["uid"]
         refusal, failure = decision.refusal, None
         try:
             for child, planned in decision.plan.apply.items():
                 existing = observed.children.get(child)
                 if record.is_settled(child, planned, existing):
                     continue
-                if existing is not None and not owned_by(observed.subject, (existing,)):
+                if existing is not None and uid not in owners_of(existing):
                     await self.check_owner(key, observed.subject)
                 await self.apply(key, child, planned)
             for child in decision.plan.delete:
-                uid = observed.children[child]["metadata"]["uid"]
-                await self.cluster.delete(key.namespace, child, uid=uid)
+                child_uid = observed.children[child]["metadata"]["uid"]
+                await self.cluster.delete(key.namespace, child, uid=child_uid)
                 logger.info("%s: deleted %s %s, which is not planned any more", key, child.kind, child.name)
             for child in decision.plan.release:
                 manager = field_manager(observed.children[child], key.name)
-                uid = observed.subject["metadata"]["uid"]
                 await self.cluster.release(key.namespace, child, uid, manager)
                 logger.info("%s: released %s %s, which is not planned any more", key, child.kind, child.name)
         except ApiException as error:
@@ -280,10 +279,11 @@ class Reconciler:
             if is_rejection(error):
                 refusal = Problem(Reason.REFUSED, describe(error))
             else:
-                failure = error
+                refusal, failure = Problem(Reason.ROLLING_OUT, describe(error)), error
         children = dict(observed.children) | self.store.children(key)
-        for child in (*decision.plan.delete, *decision.plan.release):
-            children.pop(child, None)
+        if failure is None:
+            for child in (*decision.plan.delete, *decision.plan.release):
+                children.pop(child, None)
         return replace(observed, children=children, refusal=refusal), failure
 
     async def check_owner(self, key: Key, owner: Manifest) -> None:
@@ -294,7 +294,7 @@ class Reconciler:
         current = await self.cluster.find(LLMDEPLOYMENTS.path(*key))
         metadata = current["metadata"] if current else {}
         if metadata.get("uid") != owner["metadata"]["uid"] or "deletionTimestamp" in metadata:
-            raise RefusedError("it is being deleted, and adopts nothing")
+            raise RefusedError("it is being deleted or was replaced, and adopts nothing")
 
     async def apply(self, key: Key, child: ChildKey, planned: Manifest) -> None:
         """Apply one child, and wake the others that share it."""

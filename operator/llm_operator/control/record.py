@@ -20,7 +20,7 @@ class Record:
     applied: dict[ChildKey, int] = field(default_factory=dict)
 
     def is_settled(self, key: ChildKey, planned: Manifest, existing: Manifest | None) -> bool:
-        """Return True if `planned` was applied, and the object has not changed since."""
+        """Return True if `planned` was applied, and the object has not changed since; remember it."""
         if existing is None:
             return False
         if self.applied.get(key) == fingerprint(planned, existing):

@@ -52,7 +52,7 @@ class StartPoller:
             self.tasks[key] = asyncio.create_task(self._poll(key), name=f"start of {key}")
 
     def forget(self, key: Key) -> None:
-        """Forget an LLMDeployment that was deleted."""
+        """Forget an LLMDeployment that was deleted, or is another operator's."""
         self.replicas.pop(key, None)
         self.reports.pop(key, None)
 
@@ -61,8 +61,9 @@ class StartPoller:
         try:
             while replica := self.replicas.get(key):
                 report = await self._ask(key.namespace, replica)
-                failures = 0 if report else failures + 1 if replica == asked else 1
-                asked = replica
+                if replica != asked:
+                    asked, failures = replica, 0
+                failures = 0 if report else failures + 1
                 if failures >= MOST_FAILURES:
                     report = StartReport(replica, "", 0, {}, is_final=True)
                 if report is not None and report != self.reports.get(key) and key in self.replicas:

@@ -24,8 +24,8 @@ def served_commits(observed: Observed) -> tuple[ServedCommit, ...] | None:
 
 
 def replicas_to_ask(spec: LLMDeploymentSpec | None, observed: Observed) -> tuple[Replica, ...]:
-    """Return the ready replicas of a hub's model whose commit has not been reported."""
-    if spec is None or not isinstance(parse(spec.model.uri), HubRepository):
+    """Return the ready replicas whose commit has not been reported: none of a model of no hub."""
+    if spec is not None and not isinstance(parse(spec.model.uri), HubRepository):
         return ()
     reported = before(observed)
     return tuple(replica for replica in ready_replicas(observed) if replica.pod not in reported)

@@ -5,14 +5,12 @@ import re
 LONGEST_MESSAGE = 1000
 # Of longer texts only so much is read: the rest would be cut off anyway.
 LONGEST_TEXT = 4 * LONGEST_MESSAGE
-# Addresses with `user:password@`, in three groups: the start to keep, the password, and what follows the @. A password
-# may contain unescaped delimiters, so the last @ counts.
-# URLs of any scheme.
-URL = r'((?<![A-Za-z0-9+.-])[A-Za-z0-9+.-]+://)[^\s"/?#:]*:([^\s"]*)@([^\s"]*)'
-# Without a scheme, as in a proxy's address, or after one that is misspelled. IMAGE:TAG@sha256:DIGEST is not one.
-BARE_ADDRESS = r"""((?<![^\s"'`(=,;<\[])|(?<=//))[^\s"'`(=,;<\[:/]*:(?!//)([^\s"]*)@(?!sha\d+:)([^\s"]*)"""
-# Both in one pass: a password may look like the other kind of address, or like a token.
-ADDRESS = re.compile(f"{URL}|{BARE_ADDRESS}")
+WORD = re.compile(r'[^\s"]+')
+# What comes before the password in `user:password@`: in URLs of any scheme, and without one, as in a proxy's address.
+URL = re.compile(r"(?P<kept>(?<![A-Za-z0-9+.-])[A-Za-z0-9+.-]+://)[^/?#:]*:")
+BARE_ADDRESS = re.compile(r"""(?P<kept>(?<![^'`(=,;<\[])|(?<=//))[^'`(=,;<\[:/]*:(?!//)""")
+# IMAGE:TAG@sha256:DIGEST is no address.
+DIGEST = re.compile(r"@(?=sha\d+:)")
 # In web URLs also a token in place of the user's name.
 URL_TOKEN = re.compile(r'(https?://)[^\s/?#"]+@', re.IGNORECASE)
 # A query, of a URL or of a path alone; the punctuation of the sentence after it is kept.
@@ -31,12 +29,28 @@ def presentable(message: str) -> str:
 
 def without_credentials(text: str) -> str:
     """Remove `user:password@` and query strings."""
-    text = ADDRESS.sub(without_password, text)
+    text = WORD.sub(without_password, text)
     text = URL_TOKEN.sub(r"\1", text)
     return QUERY.sub("", text)
 
 
-def without_password(address: re.Match[str]) -> str:
-    """Return an address without its password; without its host too if the @ may belong to a query."""
-    start, password, rest = (group for group in address.groups() if group is not None)
-    return start + ("…" if "?" in password else rest)
+def without_password(word: re.Match[str]) -> str:
+    """Return a word without the password in it; without the host after it too if the @ may belong to a query.
+
+    A password may contain unescaped delimiters, and look like another address: the first start and the last @ count.
+    """
+    text = word[0]
+    starts = (
+        (URL.search(text, 0, text.rfind("@")), text.rfind("@")),
+        (BARE_ADDRESS.search(text, 0, last_at(text)), last_at(text)),
+    )
+    found = [(start.end("kept"), start.end(), end) for start, end in starts if start is not None]
+    if not found:
+        return text
+    kept, begin, end = min(found)
+    return text[:kept] + ("…" if "?" in text[begin:end] else text[end + 1 :])
+
+
+def last_at(text: str) -> int:
+    """Return the place of the last @ that does not introduce a digest; 0 if there is none."""
+    return max(DIGEST.sub(" ", text).rfind("@"), 0)

@@ -117,6 +117,12 @@ async def test_replicas_are_reported_while_applies_fail(
         await reconciler.reconcile(key)
 
     assert world.get("llmd", "webhook")["status"]["readyReplicas"] == 1
+    # The edit has not been carried out.
+    for condition in ("Progressing", "Reconciling"):
+        found = world.condition("webhook", condition)
+        assert (found["status"], found["reason"]) == ("True", "RollingOut")
+        assert "failed calling webhook" in found["message"]
+    assert not world.condition("webhook", "Stalled")
 
 
 async def test_a_deleted_object_adopts_no_orphan(

@@ -84,7 +84,8 @@ def test_an_operator_that_takes_over_keeps_what_was_reported_and_asks_for_the_re
 
 @pytest.mark.parametrize("uri", ["/models/m", "pvc://models/m", "s3://models/m", "pypi://m"])
 def test_engines_of_a_model_of_no_hub_are_not_asked(uri: str) -> None:
-    state = observed(pod("a"), commits={})
+    assert replicas_to_ask(LLMDeploymentSpec(Model(uri)), observed(pod("a"), commits={})) == ()
 
-    assert replicas_to_ask(LLMDeploymentSpec(Model(uri)), state) == ()
-    assert replicas_to_ask(None, state) == ()
+
+def test_engines_are_asked_while_the_spec_is_invalid() -> None:
+    assert [replica.pod for replica in replicas_to_ask(None, observed(pod("a"), commits={}))] == ["a"]

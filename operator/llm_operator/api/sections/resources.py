@@ -6,7 +6,7 @@ from msgspec import Meta
 
 from llm_operator.api.schema import INT_OR_STRING, Count, Section, about
 
-# Quantities are bounded so that they can be calculated with, and numbers also because a CRD's maximum is a double.
+# Longer quantities overflow. 2**53 is the largest bound that a CRD, whose numbers are doubles, has exactly.
 LONGEST_QUANTITY = 32
 Cpu = Annotated[str, Meta(pattern=r"^[0-9]+(\.[0-9]+)?m?$", max_length=LONGEST_QUANTITY)]
 Memory = Annotated[

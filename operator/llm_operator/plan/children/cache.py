@@ -54,18 +54,12 @@ def is_cached(cache: ModelCache, deployment: LLMDeployment, observed: Observed) 
     A user's claim is filled again, once for each template, when an engine finds no model there.
     """
     job = observed.children.get(fetch_key(cache.name))
-    if job is not None and is_complete(job) and is_since(job, observed.children.get(claim_key(cache.claim))):
+    if job is not None and is_complete(job):
         return True
     if not cache.is_created and is_lost(observed.workload(deployment.name), observed):
         return False
     places = (workload_key(deployment.name), claim_key(cache.claim))
     return mark(cache, observed) in map(observed.cached_model, places)
-
-
-def is_since(job: Manifest, claim: Manifest | None) -> bool:
-    """Return True if a Job is not older than the claim, and so has filled no former one of its name."""
-    created = [each["metadata"].get("creationTimestamp", "") for each in (job, claim) if each]
-    return created == sorted(created, reverse=True)
 
 
 def poll_after(cache: ModelCache, observed: Observed) -> float:

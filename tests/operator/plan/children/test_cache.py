@@ -101,26 +101,6 @@ def test_a_claim_that_was_created_anew_is_filled_again(planned: Any, manifest: A
     assert again.child("Deployment")["spec"]["template"] == done.template
 
 
-def test_a_job_that_filled_a_former_claim_does_not_count_for_the_next_one(
-    planned: Any, manifest: Any
-) -> None:
-    first = planned(manifest(model=CREATED))
-    children = after(first, Job=COMPLETE)
-
-    def fetched(job: str, claim: str) -> bool:
-        created = {"Job": job, "PersistentVolumeClaim": claim}
-        aged = {
-            key: child | {"metadata": child["metadata"] | {"creationTimestamp": created.get(key.kind, claim)}}
-            for key, child in children.items()
-        }
-        return "Deployment" in {
-            key.kind for key in planned(manifest(model=CREATED), Observed(children=aged)).goal.apply
-        }
-
-    assert fetched(job="2026-01-01T00:00:01Z", claim="2026-01-01T00:00:01Z")
-    assert not fetched(job="2026-01-01T00:00:01Z", claim="2026-01-01T00:00:02Z")
-
-
 def test_a_claim_that_was_created_anew_is_filled_for_a_spec_that_is_refused_by_now(
     planned: Any, manifest: Any
 ) -> None:
