@@ -3,7 +3,7 @@
     cluster up && cluster kwok 60 && eval "$(cluster env)"
     kubectl apply --server-side -f charts/fairlead/files/llmdeployment-crd.yaml
     python -m benchmarks.operator --deployments 100 --pods 10 --baseline
-    python -m benchmarks.operator --deployments 1000 --pods 10 --edits 200
+    python -m benchmarks.operator --deployments 1000 --pods 10 --edits 100
 
 Each run works in a namespace of its own and deletes it. The baseline is as many bare Deployments, created before in the
 same run. KUBECONFIG names the cluster; the CRD must be installed, and no other operator may run.
