@@ -274,7 +274,8 @@ class Reconciler:
                 await self.cluster.release(key.namespace, child, uid, manager)
                 logger.info("%s: released %s %s, which is not planned any more", key, child.kind, child.name)
         except ApiException as error:
-            if outage_seconds(error) is not None:
+            # After a conflict, what was observed is out of date.
+            if outage_seconds(error) is not None or error.status == 409:
                 raise
             if is_rejection(error):
                 refusal = Problem(Reason.REFUSED, describe(error))
