@@ -85,7 +85,7 @@ class Routers:
     listed_at: float | None = None
     # Why the last list failed, as it was logged; empty if it did not.
     failure: str = ""
-    # The event loop's time at which all had answered last, or had not.
+    # The event loop's time at which `ask` ended last; None before.
     asked_at: float | None = None
     # The last report of each router that is listed.
     answers: dict[str, DemandReport] = field(default_factory=dict)

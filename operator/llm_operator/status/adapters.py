@@ -4,14 +4,14 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from engine_server.contract.adapters import AdapterState, WantedAdapter
-from engine_server.contract.labels import ENGINE_CONTAINER
 from engine_server.contract.reasons import Reason
 from llm_operator.api.spec import LLMDeploymentSpec
 from llm_operator.api.status import ServedAdapter
 from llm_operator.observed import Observed, PodAdapters, Problem, Replica
 from llm_operator.status.conditions import Verdict
 from llm_operator.status.messages import presentable
-from llm_operator.status.problems import condition, statuses
+from llm_operator.status.problems import condition
+from llm_operator.status.start import started_at
 
 
 class Standing(NamedTuple):
@@ -41,10 +41,9 @@ def _ready_replicas(observed: Observed) -> Iterator[Replica]:
     for pod in observed.pods:
         address = pod.get("status", {}).get("podIP")
         is_ready = condition(pod, "Ready").get("status") == "True"
-        engine = next((entry for entry in statuses(pod) if entry["name"] == ENGINE_CONTAINER), {})
-        started_at = engine.get("state", {}).get("running", {}).get("startedAt")
-        if address and is_ready and started_at and "deletionTimestamp" not in pod["metadata"]:
-            yield Replica(pod["metadata"]["name"], started_at, address)
+        started = started_at(pod)
+        if address and is_ready and started and "deletionTimestamp" not in pod["metadata"]:
+            yield Replica(pod["metadata"]["name"], started, address)
 
 
 def served_adapters(spec: LLMDeploymentSpec | None, observed: Observed) -> tuple[ServedAdapter, ...] | None:

@@ -40,17 +40,12 @@ def without_password(word: re.Match[str]) -> str:
     A password may contain unescaped delimiters, and look like another address: the first start and the last @ count.
     """
     text = word[0]
-    starts = (
-        (URL.search(text, 0, text.rfind("@")), text.rfind("@")),
-        (BARE_ADDRESS.search(text, 0, last_at(text)), last_at(text)),
-    )
-    found = [(start.end("kept"), start.end(), end) for start, end in starts if start is not None]
+    # Without an @ the end is -1, before which nothing is found.
+    ends = ((URL, text.rfind("@")), (BARE_ADDRESS, DIGEST.sub(" ", text).rfind("@")))
+    found = [
+        (start.end("kept"), start.end(), end) for kind, end in ends if (start := kind.search(text, 0, end))
+    ]
     if not found:
         return text
     kept, begin, end = min(found)
     return text[:kept] + ("…" if "?" in text[begin:end] else text[end + 1 :])
-
-
-def last_at(text: str) -> int:
-    """Return the place of the last @ that does not introduce a digest; 0 if there is none."""
-    return max(DIGEST.sub(" ", text).rfind("@"), 0)
