@@ -1,10 +1,12 @@
 """A real Kubernetes API server for the tests, etcd and kube-apiserver: one for each process that runs tests."""
 
+import fcntl
 import os
 import re
 import secrets
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -111,7 +113,10 @@ def find_assets() -> Path:
     if named:
         return Path(named)
     if CLUSTER.is_file():
-        printed = subprocess.run([CLUSTER, "assets"], check=True, capture_output=True, text=True).stdout
+        # The first call unpacks the binaries, which no other process may start meanwhile.
+        with Path(tempfile.gettempdir(), "fairlead-assets.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            printed = subprocess.run([CLUSTER, "assets"], check=True, capture_output=True, text=True).stdout
         found = re.search(r"^export KUBEBUILDER_ASSETS=(.+)$", printed, re.MULTILINE)
         assert found, f"{CLUSTER} assets did not print KUBEBUILDER_ASSETS: {printed!r}"
         return Path(found[1])
