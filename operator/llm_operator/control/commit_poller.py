@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -16,10 +17,10 @@ from engine_server.contract.model_uri import COMMIT
 from llm_operator.control.pod_questions import PodQuestions
 from llm_operator.observed import Replica
 
-# Between two rounds of questions to replicas that did not answer; it doubles with each.
+# Between two rounds of questions to replicas that did not answer; it doubles with each, to more than an hour: a
+# NetworkPolicy may separate them from the operator for as long as they live.
 INTERVAL_SECONDS = 2.0
-# The failures after which a replica is not asked again, as where a NetworkPolicy separates it from the operator.
-MOST_FAILURES = 5
+MOST_DOUBLINGS = 11
 
 
 class Readiness(msgspec.Struct, frozen=True):
@@ -31,6 +32,11 @@ class Readiness(msgspec.Struct, frozen=True):
 decoder = msgspec.json.Decoder(Readiness)
 
 
+def pause_after(failures: int, interval: float) -> float:
+    """Return the seconds between two rounds of questions to a replica that has failed to answer so often."""
+    return interval * 2.0 ** min(failures, MOST_DOUBLINGS)
+
+
 @dataclass(slots=True)
 class CommitPoller:
     """Asks each replica once, those of one LLMDeployment in turn, and wakes it when one reports a commit."""
@@ -38,39 +44,46 @@ class CommitPoller:
     wake: Callable[[Key], None]
     questions: PodQuestions
     interval: float = INTERVAL_SECONDS
-    # By pod; empty for one that reports none, or never answered.
+    # By pod; empty for one that reports none.
     commits: dict[Key, dict[str, str]] = field(default_factory=dict)
     replicas: dict[Key, Sequence[Replica]] = field(default_factory=dict)
     tasks: dict[Key, asyncio.Task[None]] = field(default_factory=dict)
+    # Ends the pause of a task.
+    changed: dict[Key, asyncio.Event] = field(default_factory=dict)
 
     def follow(self, key: Key, replicas: Sequence[Replica]) -> None:
         """Ask these replicas that have not been asked, and forget the answers of others."""
         pods = {replica.pod for replica in replicas}
         known = {pod: commit for pod, commit in self.commits.pop(key, {}).items() if pod in pods}
-        if not replicas:
-            self.replicas.pop(key, None)
-            return
-        self.replicas[key], self.commits[key] = replicas, known
-        if pods - known.keys() and key not in self.tasks:
+        followed = {replica.pod for replica in self.replicas.pop(key, ())}
+        if replicas:
+            self.replicas[key], self.commits[key] = replicas, known
+        if key in self.tasks:
+            if not replicas or pods - followed:
+                self.changed[key].set()
+        elif pods - known.keys():
+            self.changed[key] = asyncio.Event()
             self.tasks[key] = asyncio.create_task(self._ask_all(key), name=f"commits of {key}")
 
     async def _ask_all(self, key: Key) -> None:
         failures: Counter[str] = Counter()
+        changed = self.changed[key]
         try:
             while waiting := self._unknown(key):
+                changed.clear()
                 for replica in waiting:
                     commit = await self._ask(key.namespace, replica)
-                    failures[replica.pod] = 0 if commit is not None else failures[replica.pod] + 1
-                    if failures[replica.pod] >= MOST_FAILURES:
-                        commit = ""
+                    failures[replica.pod] += commit is None
                     if commit is not None and replica in self._unknown(key):
                         self.commits[key][replica.pod] = commit
                         if commit:
                             self.wake(key)
                 if waiting := self._unknown(key):
-                    await asyncio.sleep(self.interval * 2 ** min(failures[each.pod] for each in waiting))
+                    pause = pause_after(min(failures[each.pod] for each in waiting), self.interval)
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(changed.wait(), pause)
         finally:
-            del self.tasks[key]
+            del self.tasks[key], self.changed[key]
 
     def _unknown(self, key: Key) -> list[Replica]:
         known = self.commits.get(key, {})
