@@ -1,15 +1,18 @@
 """The costs of each test file: `pytest -p costs` writes one line of JSON per file to COSTS_FOLDER, a folder.
 
-`python tests/costs.py FOLDER` prints them as a table, the most expensive first.
+`python tests/costs.py FOLDER...` prints them as a table, the most expensive first; `make test` leaves its own in
+build/tests/*.costs.
+
+What a fixture of the session starts is shared by the tests of a worker, and listed by the fixture's name: how often it
+starts depends on the number of workers.
 """
 
-import importlib
 import json
 import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +20,17 @@ from typing import Any
 
 import psutil
 import pytest
+from orphans import Orphans
+from starts import KINDS, count_starts
 
-# Arguments of the commands that start an engine: `python -m engine_server.core` and `fairlead engine`.
-ENGINE_COMMANDS = {"engine_server.core", "engine"}
+# Begins the names of fixtures of the session.
+SHARED = "shared: "
 
 
 @dataclass(frozen=True)
 class Reading:
+    """Seconds of a process and its descendants."""
+
     wall: float
     cpu: float
 
@@ -35,8 +42,10 @@ class Costs:
         self._log = (folder / f"{os.getpid()}.jsonl").open("w")
         self._file: str | None = None
         self._start = read_costs()
-        self._engines = 0
+        self._starts: Counter[str] = Counter()
         self._tests = 0
+        # The fixture of the session that is being set up.
+        self.fixture: str | None = None
 
     def begin_test(self, file: str) -> None:
         if file != self._file:
@@ -44,28 +53,26 @@ class Costs:
             self._file = file
         self._tests += 1
 
-    def count_engine(self) -> None:
-        self._engines += 1
+    def count(self, kinds: Counter[str]) -> None:
+        if self.fixture is None:
+            self._starts += kinds
+        else:
+            self._write(SHARED + self.fixture, kinds)
 
     def end_file(self) -> None:
         now = read_costs()
         if self._file is not None:
-            line = {
-                "file": self._file,
-                "tests": self._tests,
-                "wall": now.wall - self._start.wall,
-                "cpu": now.cpu - self._start.cpu,
-                "engines": self._engines,
-            }
-            print(json.dumps(line), file=self._log, flush=True)
-        self._start, self._engines, self._tests = now, 0, 0
+            seconds = {"wall": now.wall - self._start.wall, "cpu": now.cpu - self._start.cpu}
+            self._write(self._file, Counter({"tests": self._tests, **seconds, **self._starts}))
+        self._start, self._tests = now, 0
+        self._starts.clear()
+
+    def _write(self, name: str, costs: Counter[str]) -> None:
+        print(json.dumps({"name": name, **costs}), file=self._log, flush=True)
 
 
 def read_costs() -> Reading:
-    """Read this process's and its descendants' costs, those that have ended included.
-
-    CPU seconds of a process whose parent ended before it are lost, so that a file can cost less than nothing.
-    """
+    """Read this process's and its descendants' costs, those that have ended included."""
     own = os.times()
     cpu = own.user + own.system + own.children_user + own.children_system
     for process in psutil.Process().children(recursive=True):
@@ -76,6 +83,7 @@ def read_costs() -> Reading:
 
 
 COSTS = pytest.StashKey[Costs]()
+ORPHANS = pytest.StashKey[Orphans]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -84,31 +92,20 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = Path(os.environ["COSTS_FOLDER"])
         folder.mkdir(parents=True, exist_ok=True)
         config.stash[COSTS] = costs = Costs(folder)
-        count_engines(costs)
+        config.stash[ORPHANS] = orphans = Orphans()
+        count_starts(costs.count, orphans.own)
 
 
-def count_engines(costs: Costs) -> None:
-    """Count the engine cores made in this process, and the processes with an engine that it starts."""
-
-    class Finder:
-        def find_spec(self, name: str, path: Any, target: Any = None) -> None:
-            if name == "engine_server.core.engine_core":
-                sys.meta_path.remove(self)
-                core = importlib.import_module(name).EngineCore
-                create = core.__init__
-
-                def counted(*args: Any, **kwargs: Any) -> None:
-                    costs.count_engine()
-                    create(*args, **kwargs)
-
-                core.__init__ = counted
-
-    def count_process(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "subprocess.Popen" and ENGINE_COMMANDS & set(map(str, arguments[1])):
-            costs.count_engine()
-
-    sys.meta_path.insert(0, Finder())
-    sys.addaudithook(count_process)
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
+    costs = request.config.stash.get(COSTS, None)
+    if costs is None or fixturedef.scope != "session":
+        return (yield)
+    outer, costs.fixture = costs.fixture, fixturedef.argname
+    try:
+        return (yield)
+    finally:
+        costs.fixture = outer
 
 
 @pytest.hookimpl(wrapper=True)
@@ -121,22 +118,33 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if COSTS in session.config.stash:
         session.config.stash[COSTS].end_file()
+        session.config.stash[ORPHANS].stop()
 
 
-def main(folder: Path) -> None:
+def read(folders: Iterable[Path]) -> dict[str, Counter[str]]:
+    """Return the costs by file, and those that files share by the name of the fixture."""
     totals: dict[str, Counter[str]] = {}
-    for log in folder.glob("*.jsonl"):
+    for log in (log for folder in folders for log in folder.glob("*.jsonl")):
         for line in map(json.loads, log.read_text().splitlines()):
-            file = line.pop("file")
-            totals.setdefault(file, Counter()).update(line)
-    print(f"{'file':64}{'tests':>7}{'wall s':>9}{'CPU s':>9}{'engines':>9}")
-    for file, cost in sorted(totals.items(), key=lambda entry: -entry[1]["wall"]):
-        print(f"{file:64}{cost['tests']:7.0f}{cost['wall']:9.1f}{cost['cpu']:9.1f}{cost['engines']:9.0f}")
-    everything = sum(totals.values(), Counter())
-    print(
-        f"{'all':64}{everything['tests']:7.0f}{everything['wall']:9.1f}{everything['cpu']:9.1f}{everything['engines']:9.0f}"
+            totals.setdefault(line.pop("name"), Counter()).update(line)
+    return totals
+
+
+def table(spent: Mapping[str, Counter[str]]) -> str:
+    """Return the costs as a table with one row for all at its end; wall and CPU are in seconds."""
+    columns = ("tests", "wall", "cpu", *KINDS)
+    rows = [*spent.items(), ("all", sum(spent.values(), Counter()))]
+    head = "".join(f"{column:>12}" for column in columns)
+    lines = ["".join(f"{costs[column]:12.0f}" for column in columns) for _, costs in rows]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(
+        [
+            f"{'':{width}}{head}",
+            *(f"{name:{width}}{line}" for (name, _), line in zip(rows, lines, strict=True)),
+        ]
     )
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    spent = read(map(Path, sys.argv[1:]))
+    print(table(dict(sorted(spent.items(), key=lambda entry: -entry[1]["cpu"]))))
