@@ -1,16 +1,18 @@
 # Each target installs what it needs; later runs start immediately.
 #   PYTHON       the Python to use, 3.11 or later (default: the first found)
-#   TIER         which tests `make test` runs: default, or all
+#   TIER         which tests `make test` runs: default, more (the next tier alone), or all
 #   TORCH_INDEX  the package index for torch alone (default: that of its CPU builds on a machine without an NVIDIA
 #                driver, if it can be reached; otherwise, or if empty, the ordinary index)
 #   IMAGE        the name of the image that `make image` builds
 #   KUBECONFIG   the cluster for `make e2e`
 TIER ?= default
-$(if $(filter-out default all,$(TIER)),$(error TIER is $(TIER), and can be default or all))
+$(if $(filter-out default more all,$(TIER)),$(error TIER is $(TIER), and can be default, more or all))
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
+# Images with Python often forbid bytecode; each of the many processes here would compile all sources anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -77,9 +79,9 @@ kind-down: ## remove the cluster of `make kind`
 MOTO := moto[s3,server]==5.2.5
 
 .PHONY: test
-test: ## all tests but exhaustive (TIER=all) and end-to-end ones; ONLY=router: a folder's; CHANGED=1: affected ones
+test: ## a test of each behaviour; TIER=more: matrices and corners; TIER=all; ONLY=router: a folder's; CHANGED=1: affected ones
 	@$(MAKE) --no-print-directory --jobs=2 $(VENV)/.native$(if $(filter all,$(TIER)),-all) $(VENV)/.development $(VENV)/.moto
-	@$(BIN)/python tests/run.py $(if $(filter all,$(TIER)),--all) $(if $(ONLY),--only '$(ONLY)') $(if $(CHANGED),--changed)
+	@$(BIN)/python tests/run.py --tier $(TIER) $(if $(ONLY),--only '$(ONLY)') $(if $(CHANGED),--changed)
 
 .PHONY: test-oldest
 test-oldest: $(VENV)/.oldest $(VENV)/.native ## the tests that depend on transformers, with the oldest supported one

@@ -1,5 +1,7 @@
 """Plugins of all tests, and the profiles of property tests."""
 
+import signal
+
 import hypothesis
 
 pytest_plugins = ["engines", "api_server", "foreign_folder"]
@@ -14,3 +16,7 @@ for profile, examples in (("default", 25), ("thorough", 200)):
         suppress_health_check=[hypothesis.HealthCheck.too_slow],
     )
 hypothesis.settings.load_profile("default")
+
+# nohup, and a script's `&`, leave SIGINT ignored; the processes that tests interrupt would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,13 +1,15 @@
 """Run the tests in processes side by side and end in one line: `make test` calls this.
 
-    python tests/run.py [--all] [--only FOLDER | --changed]
+    python tests/run.py [--tier TIER] [--only FOLDER | --changed]
 
 The control plane's process never imports torch, so its workers start in a second. Its output, and that of the GPU
-kernels in Triton's interpreter, is a file that is printed whole when a test in it failed.
+kernels in Triton's interpreter, is a file that is printed whole when a test in it failed. A folder whose tests of the
+default tier start more than its row of starts.toml fails the run.
 """
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -15,16 +17,21 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import costs
+from bounds import by_folder, exceeded, read_bounds
 from selection import changed_tests
+from tiers import SELECTIONS
 
 ROOT = Path(__file__).parent.parent
 TESTS = ROOT / "tests"
 LOGS = ROOT / "build" / "tests"
+# The last line of the run of a tier.
+SUMMARY = "TIER={}.summary"
 CONTROL_PLANE = ("bench", "charts", "compat", "contract", "local", "operator", "router", "shared")
 # `make e2e` runs these.
 END_TO_END = "e2e"
 KERNELS = "kernels"
-WORKERS = ("--numprocesses=logical", "--maxprocesses=4", "--dist=loadfile")
+WORKERS = ("--numprocesses=logical", "--maxprocesses=4", "--dist=loadfile", "-p", "costs")
 NUM_SLOWEST = 10
 EMPTY = 5
 
@@ -46,12 +53,19 @@ class Part:
     def report(self) -> Path:
         return LOGS / f"{self.name}.xml"
 
+    @property
+    def costs(self) -> Path:
+        return LOGS / f"{self.name}.costs"
+
     def start(self, options: list[str], visible: bool) -> subprocess.Popen[bytes]:
         """Start pytest; its output is this process's, or the log."""
         self.report.unlink(missing_ok=True)
+        shutil.rmtree(self.costs, ignore_errors=True)
         command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={self.report}", *self.options, *options]
         command += map(str, self.paths)
-        environment = os.environ | {"OMP_NUM_THREADS": "1"} | self.environment
+        environment = (
+            os.environ | {"OMP_NUM_THREADS": "1", "COSTS_FOLDER": str(self.costs)} | self.environment
+        )
         with self.log.open("wb") as log:
             output = None if visible else log
             return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output)
@@ -87,8 +101,9 @@ class Outcome:
             print("skipped:")
         for reason, count in self.skipped.most_common():
             print(f"{count:8}    {reason}")
-        skipped = self.skipped.total()
-        print(f"{self.passed} passed, {self.failed} failed, {skipped} skipped", flush=True)
+
+    def counts(self) -> str:
+        return f"{self.passed} passed, {self.failed} failed, {self.skipped.total()} skipped"
 
 
 def divide(paths: list[Path], every_tier: bool) -> list[Part]:
@@ -105,9 +120,16 @@ def divide(paths: list[Path], every_tier: bool) -> list[Part]:
     return [part for part in parts if part.paths]
 
 
-def run(parts: list[Part], options: list[str], partial: bool) -> bool:
-    """Run the parts side by side; return True if all tests passed, and there were some unless it's a partial run."""
+def run(parts: list[Part], tier: str, partial: bool) -> bool:
+    """Run the parts side by side.
+
+    Return True if all tests passed, there were some unless it's a partial run, and no folder has started more than
+    its row of starts.toml, which has bounds for the default tier.
+    """
     LOGS.mkdir(parents=True, exist_ok=True)
+    summary = LOGS / SUMMARY.format(tier)
+    summary.unlink(missing_ok=True)
+    options = ["-m", SELECTIONS[tier], *(["--hypothesis-profile=thorough"] if tier == "all" else [])]
     running = [(part, part.start(options, visible=part is parts[0])) for part in parts]
     outcome, complete = Outcome(), True
     for part, process in running:
@@ -122,19 +144,25 @@ def run(parts: list[Part], options: list[str], partial: bool) -> bool:
             print(f"== {part.log.relative_to(ROOT)}\n{part.log.read_text(errors='replace')}")
         print(f"the tests of {part.name} ended with exit code {code}")
     outcome.show()
-    return complete and not outcome.failed
+    folders = by_folder(costs.read(part.costs for part in parts))
+    print(f"seconds, CPU seconds and starts by folder:\n{costs.table(folders)}")
+    beyond = exceeded(folders, read_bounds()) if tier == "default" else []
+    for line in beyond:
+        print(line)
+    summary.write_text(outcome.counts() + "\n")
+    print(outcome.counts(), flush=True)
+    return complete and not outcome.failed and not beyond
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--all", action="store_true", help="thorough tests and more generated examples too")
+    parser.add_argument("--tier", choices=("default", "more", "all"), default="default", help="see tiers.py")
     selection = parser.add_mutually_exclusive_group()
     selection.add_argument("--only", metavar="FOLDER", help="a folder or file of tests/, such as router")
     selection.add_argument("--changed", action="store_true", help="what the changes since main touch")
     arguments = parser.parse_args()
-    options = ["-m", "not e2e", "--hypothesis-profile=thorough"] if arguments.all else []
     if arguments.only:
         paths = [TESTS / arguments.only]
         if not paths[0].exists():
@@ -148,10 +176,10 @@ def main() -> int:
     else:
         paths = [path for path in sorted(TESTS.iterdir()) if path.is_dir() or path.name.startswith("test_")]
         paths = [path for path in paths if path.is_file() or any(path.rglob("test_*.py"))]
-    parts = divide(paths, arguments.all or arguments.only == KERNELS)
+    parts = divide(paths, arguments.tier == "all" or arguments.only == KERNELS)
     if arguments.only and not parts:
         parser.error(f"tests/{arguments.only} has end-to-end tests, which `make e2e` runs")
-    return 0 if run(parts, options, bool(arguments.only or arguments.changed)) else 1
+    return 0 if run(parts, arguments.tier, bool(arguments.only or arguments.changed)) else 1
 
 
 if __name__ == "__main__":

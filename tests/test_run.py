@@ -31,7 +31,7 @@ def parts(folder: Path, monkeypatch: pytest.MonkeyPatch, *sources: str) -> list[
 def test_counts_of_all_parts_are_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(parts(tmp_path, monkeypatch, PASSES, PASSES, SKIPS), [], partial=False)
+    assert run(parts(tmp_path, monkeypatch, PASSES, PASSES, SKIPS), "default", partial=False)
 
     lines = capfd.readouterr().out.splitlines()
     assert lines[-1] == "2 passed, 0 failed, 1 skipped"
@@ -45,7 +45,7 @@ def test_a_failure_in_any_part_fails_the_run_and_is_shown(
     sources = [PASSES, PASSES]
     sources[position] = FAILS
 
-    assert not run(parts(tmp_path, monkeypatch, *sources), [], partial=False)
+    assert not run(parts(tmp_path, monkeypatch, *sources), "default", partial=False)
 
     printed = capfd.readouterr().out
     assert "the reason" in printed
@@ -60,11 +60,11 @@ def test_a_part_that_is_killed_or_has_no_tests_fails_the_run(
     sources = [PASSES, PASSES]
     sources[position] = source
 
-    assert not run(parts(tmp_path, monkeypatch, *sources), [], partial=False)
+    assert not run(parts(tmp_path, monkeypatch, *sources), "default", partial=False)
 
 
 def test_a_partial_run_may_have_a_part_without_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run(parts(tmp_path, monkeypatch, PASSES, ""), [], partial=True)
+    assert run(parts(tmp_path, monkeypatch, PASSES, ""), "default", partial=True)
 
 
 def test_every_test_file_runs_in_exactly_one_process() -> None:
@@ -93,10 +93,11 @@ def test_changed_source_selects_tests_of_its_folder_and_of_its_importers(
     assert not any(path.startswith(("core/", "operator/")) for path in selected)
 
 
+@pytest.mark.more
 def test_changed_helper_selects_the_tests_that_import_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("selection.list_changes", lambda root: [Path("tests/selection.py")])
 
-    assert changed_tests(TESTS.parent) == [Path(__file__)]
+    assert changed_tests(TESTS.parent) == [TESTS / f"test_{name}.py" for name in ("costs", "run", "tiers")]
 
 
 @pytest.mark.parametrize(
