@@ -1,10 +1,13 @@
-"""The engine's server in this process, over a scripted core: its real sockets, application and front end, and no model.
+"""The engine's server in this process: its real sockets, application and front end.
 
-It starts in a fraction of a second, and the test decides which tokens the core answers with, and when.
+Over a scripted core, without a model, it starts in a fraction of a second, and the test decides which tokens the core
+answers with, and when. Over a core with a model, in a thread, it starts without importing torch once more.
 """
 
 import asyncio
+import logging
 import os
+import re
 import threading
 import time
 from collections import deque
@@ -150,10 +153,23 @@ class Stop:
         self.call(self._stopped.set)
 
 
+class Log(logging.Handler):
+    """Keeps messages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
 class LocalServer(ApiClient):
     """A server in a thread, in the event loop that the server uses. `admin` is its admin API, if it has one."""
 
-    def __init__(self, *flags: str, model: str, names: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, core: Any, *flags: str, model: str, names: Sequence[str], environment: Mapping[str, str]
+    ) -> None:
         settings = Settings("fairlead engine", "", AsyncEngineArgs, ApiSettings, ServerArgs)
         argv = [model, "--host=127.0.0.1", "--port=0", "--served-model-name", *names, "--dtype=float32"]
         argv += ["--load-format=dequantized", f"--max-model-len={CONTEXT}", *flags]
@@ -167,7 +183,8 @@ class LocalServer(ApiClient):
         ports = [site.listener.getsockname()[1] for site in server.sites]
         super().__init__(ports[0], names[0])
         self.admin = ApiClient(ports[-1])
-        self.core = LocalCore()
+        self.core = core
+        self._log = Log()
         # The exit status of the process that it stands for; None while it runs.
         self.status: int | None = None
         self.pid = os.getpid()
@@ -177,9 +194,19 @@ class LocalServer(ApiClient):
 
     def _run(self) -> None:
         self.status = uvloop.run(self._server.run())
+        logging.getLogger("engine_server").removeHandler(self._log)
+
+    @property
+    def lines(self) -> list[str]:
+        """The messages that this process has logged since the start."""
+        return self._log.messages
+
+    def wait_for_line(self, pattern: str) -> None:
+        until(lambda: any(re.search(pattern, line) for line in self.lines), f"a line {pattern!r}")
 
     def start(self) -> None:
         """Start; the engine takes the local core in place of a process of its own."""
+        logging.getLogger("engine_server").addHandler(self._log)
         core_process = mock.Mock(return_value=self.core)
         with mock.patch.object(async_llm, "CoreProcess", core_process):
             self._thread.start()
@@ -243,11 +270,33 @@ def serving(
     ready: bool = True,
 ) -> Iterator[LocalServer]:
     """Serve until the context ends; `ready`: from the end of the start on, else while it still waits for the core."""
-    server = LocalServer(*flags, model=model, names=names, environment=environment or {})
+    server = LocalServer(LocalCore(), *flags, model=model, names=names, environment=environment or {})
+    with running(server, ready):
+        yield server
+
+
+@contextmanager
+def serving_model(
+    *flags: str,
+    model: str = MODEL,
+    names: Sequence[str] = NAMES,
+    ready: bool = True,
+) -> Iterator[LocalServer]:
+    """Serve a model until the context ends; `ready` as for `serving`."""
+    from model_core import ModelCore  # imports torch
+
+    flags = ("--kv-cache-memory-bytes=256MiB", *flags)
+    server = LocalServer(ModelCore(), *flags, model=model, names=names, environment={})
+    with running(server, ready):
+        yield server
+
+
+@contextmanager
+def running(server: LocalServer, ready: bool) -> Iterator[None]:
     server.start()
     try:
         if ready:
             server.wait_until_ready()
-        yield server
+        yield
     finally:
         server.end()

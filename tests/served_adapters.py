@@ -1,24 +1,26 @@
 """A server with adapters, and calls of its API and its admin API."""
 
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from api_client import JSON, ApiClient
-from engine_process import EngineProcess, running_engine
+from local_server import LocalServer, serving_model
+from waiting import until
 
 PROMPT = [3, 4, 5, 6]
 COMPLETIONS = "/v1/completions"
 
 
 class Tuned(NamedTuple):
-    api: EngineProcess
+    api: LocalServer
     admin: ApiClient
     # Folders of adapters, and PEFT's output for the prompt, by name; "" for the base model.
     folders: dict[str, Path]
     expected: dict[str, list[int]]
+    # The state of each adapter when the server became ready.
+    at_start: dict[str, str]
 
 
 @contextmanager
@@ -27,10 +29,11 @@ def serving(
 ) -> Iterator[Tuned]:
     """Serve a model named "base", and its admin API, until the block ends."""
     flags += ("--enable-admin", "--admin-port=0", "--drain-grace=0")
-    with running_engine(*flags, model=str(model), names=["base"]) as server:
-        server.wait_until_ready()
-        yield Tuned(server, server.admin, folders, expected)
-        assert server.end(signal.SIGTERM) == 0
+    with serving_model(*flags, model=str(model), names=["base"], ready=False) as server:
+        until(lambda: server.get("/ready").status == 200, "the server's start")
+        listed = server.admin.get("/adapters").json["adapters"]
+        yield Tuned(server, server.admin, folders, expected, {one["name"]: one["state"] for one in listed})
+        assert server.end() == 0
 
 
 def body(model: str, **fields: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 import zmq
@@ -51,9 +51,25 @@ def serve(folder: str, fail: Callable[[str], None]) -> None:
     progress.tick()
     send(Ready(core.num_blocks, core.bytes_per_token, core.batch_invariant, core.kernels, core.memory))
     decoder = msgspec.msgpack.Decoder(FrontEndMessage)
+
+    def receive(milliseconds: int) -> FrontEndMessage | None:
+        return decoder.decode(inputs.recv()) if inputs.poll(milliseconds) else None
+
+    run(core, receive, send)
+
+
+def run(
+    core: "EngineCore",
+    receive: Callable[[int], FrontEndMessage | None],
+    send: Callable[[CoreMessage], None],
+) -> NoReturn:
+    """Handle messages and run steps until one of the functions raises an exception.
+
+    receive: returns the next message, or None if there is none after so many milliseconds.
+    """
     while True:
-        while inputs.poll(0 if core.has_work else idle_wait(core)):
-            if returned := core.handle(decoder.decode(inputs.recv())):
+        while message := receive(0 if core.has_work else idle_wait(core)):
+            if returned := core.handle(message):
                 send(returned)
             if not core.has_work:
                 send(core.outputs())  # the last request was aborted: report that no request is running

@@ -150,6 +150,7 @@ def check_death(server: EngineProcess) -> None:
     server.wait_for_line("the engine is dead: .*SIGKILL")
 
 
+@pytest.mark.more
 def test_kernels_that_cannot_run_end_the_process_with_the_reason_before_the_load(tiny_writer: Path) -> None:
     flags = ("--max-model-len=256", "--device=cpu", "--kernels=triton")
     with running_engine(*flags, model=str(tiny_writer)) as server:

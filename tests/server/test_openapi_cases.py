@@ -18,6 +18,7 @@ FLAGS = (f"--max-model-len={CONTEXT}", "--enable-tokenizer-info-endpoint")
 TOKEN_LIMITS = {"max_tokens", "max_completion_tokens", "max_output_tokens"}
 
 
+@pytest.mark.more
 def test_few_generated_requests_get_no_server_error(tmp_path: Path) -> None:
     with serving(*FLAGS) as server:
         check_generated_requests(server, tmp_path, "fuzzing", examples=1, least=20)

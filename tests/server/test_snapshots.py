@@ -27,11 +27,13 @@ def test_flags_are_unchanged(command: str) -> None:
     assert_unchanged(SNAPSHOTS / f"{command or 'fairlead'}_help.txt", help_of(*command.split()))
 
 
+@pytest.mark.more
 def test_metrics_are_unchanged(started: EngineProcess) -> None:
     families = text_string_to_metric_families(started.get("/metrics").body.decode())
     assert_unchanged(SNAPSHOTS / "engine_metrics.txt", describe_metrics(families, labels_of_samples))
 
 
+@pytest.mark.more
 def test_log_of_the_start_is_unchanged(started: EngineProcess) -> None:
     started.wait_for_line("POST /v1/completions")
     # The model is downloaded and converted only where that was not done before.

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_process import EngineProcess, running_engine
+from local_server import LocalServer, serving_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine_server import AsyncEngineArgs, AsyncLLM
@@ -21,9 +21,8 @@ Expect = Callable[..., list[float]]
 
 
 @pytest.fixture(scope="module")
-def server(language_reranker: Path) -> Iterator[EngineProcess]:
-    with running_engine("--max-model-len=128", model=str(language_reranker), names=["reranker"]) as server:
-        server.wait_until_ready()
+def server(language_reranker: Path) -> Iterator[LocalServer]:
+    with serving_model("--max-model-len=128", model=str(language_reranker), names=["reranker"]) as server:
         yield server
 
 
@@ -44,13 +43,13 @@ def expect(language_reranker: Path) -> Expect:
     return score
 
 
-def scores(server: EngineProcess, **body: Any) -> list[float]:
+def scores(server: LocalServer, **body: Any) -> list[float]:
     answer = server.post("/score", body)
     assert answer.status == 200, answer.body
     return [one["score"] for one in answer.json["data"]]
 
 
-def test_score_is_that_of_the_rendered_pair(server: EngineProcess, expect: Expect) -> None:
+def test_score_is_that_of_the_rendered_pair(server: LocalServer, expect: Expect) -> None:
     expected = expect(DOCUMENTS)
     assert len(set(expected)) == len(DOCUMENTS)
     assert scores(server, queries=QUERY, documents=DOCUMENTS) == pytest.approx(expected, abs=1e-5)
@@ -59,13 +58,13 @@ def test_score_is_that_of_the_rendered_pair(server: EngineProcess, expect: Expec
     )
 
 
-def test_instruction_is_rendered(server: EngineProcess, expect: Expect) -> None:
+def test_instruction_is_rendered(server: LocalServer, expect: Expect) -> None:
     given = scores(server, queries=QUERY, documents=DOCUMENTS, instruction="Find ropes")
     assert given == pytest.approx(expect(DOCUMENTS, instruction="Find ropes"), abs=1e-5)
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
-def test_ranking_is_by_the_answers(server: EngineProcess, expect: Expect, path: str) -> None:
+def test_ranking_is_by_the_answers(server: LocalServer, expect: Expect, path: str) -> None:
     expected = expect(DOCUMENTS, instruction="Find ropes")
     body = {"query": QUERY, "documents": DOCUMENTS, "instruction": "Find ropes"}
     answer = server.post(path, body).json
@@ -76,7 +75,7 @@ def test_ranking_is_by_the_answers(server: EngineProcess, expect: Expect, path: 
     )
 
 
-def test_long_document_is_cut_within_the_template(server: EngineProcess, expect: Expect) -> None:
+def test_long_document_is_cut_within_the_template(server: LocalServer, expect: Expect) -> None:
     long = " ".join(["a"] * 200)
     answer = server.post("/score", {"queries": QUERY, "documents": long})
     assert (answer.status, answer.error["param"]) == (400, "documents")
@@ -88,17 +87,18 @@ def test_long_document_is_cut_within_the_template(server: EngineProcess, expect:
     assert (answer.status, answer.error["param"]) == (400, "truncate_prompt_tokens")
 
 
-def test_instruction_counts_for_each_document(server: EngineProcess) -> None:
+def test_instruction_counts_for_each_document(server: LocalServer) -> None:
     answer = server.post("/rerank", {"query": QUERY, "documents": ["a"] * 1024, "instruction": "a" * 40_000})
     assert (answer.status, answer.error["param"]) == (400, "documents")
     assert "characters in all pairs of texts" in answer.error["message"]
 
 
-def test_model_says_that_it_scores(server: EngineProcess) -> None:
+def test_model_says_that_it_scores(server: LocalServer) -> None:
     tasks = server.get("/server_info").json["vllm_config"]["model_config"]["supported_tasks"]
     assert tasks == ["classify", "encode", "score"]
 
 
+@pytest.mark.more
 async def test_server_with_a_template_that_renders_no_documents_does_not_start(
     language_reranker: Path,
 ) -> None:

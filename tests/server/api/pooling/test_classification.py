@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_process import EngineProcess, running_engine
+from local_server import LocalServer, serving_model
 
 from engine_server import LLM
 
@@ -21,9 +21,8 @@ def llm(classifier: Path) -> LLM:
 
 
 @pytest.fixture(scope="module")
-def classifier_server(classifier: Path) -> Iterator[EngineProcess]:
-    with running_engine("--max-model-len=128", model=str(classifier), names=["moods"]) as server:
-        server.wait_until_ready()
+def classifier_server(classifier: Path) -> Iterator[LocalServer]:
+    with serving_model("--max-model-len=128", model=str(classifier), names=["moods"]) as server:
         yield server
 
 
@@ -32,7 +31,7 @@ def probabilities(answer: Any) -> np.ndarray:
     return np.array([one["probs"] for one in answer.json["data"]])
 
 
-def test_classifies_each_input_with_its_likeliest_label(classifier_server: EngineProcess, llm: LLM) -> None:
+def test_classifies_each_input_with_its_likeliest_label(classifier_server: LocalServer, llm: LLM) -> None:
     expected = np.array([output.outputs.probs for output in llm.classify(TEXTS, use_tqdm=False)])
     answer = classifier_server.post("/classify", {"model": "moods", "input": TEXTS})
     np.testing.assert_allclose(probabilities(answer), expected, atol=1e-5)
@@ -42,7 +41,7 @@ def test_classifies_each_input_with_its_likeliest_label(classifier_server: Engin
     assert answer.json["id"].startswith("classify-")
 
 
-def test_classification_without_activation_gives_logits(classifier_server: EngineProcess) -> None:
+def test_classification_without_activation_gives_logits(classifier_server: LocalServer) -> None:
     logits = probabilities(classifier_server.post("/classify", {"input": TEXTS, "use_activation": False}))
     expected = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     activated = probabilities(classifier_server.post("/classify", {"input": TEXTS}))
@@ -50,7 +49,7 @@ def test_classification_without_activation_gives_logits(classifier_server: Engin
 
 
 def test_conversation_is_classified_as_its_chat_template_renders_it(
-    classifier_server: EngineProcess, llm: LLM
+    classifier_server: LocalServer, llm: LLM
 ) -> None:
     template = llm.get_tokenizer().apply_chat_template
     for options in ({}, {"add_generation_prompt": True}, {"continue_final_message": True}):
@@ -62,7 +61,7 @@ def test_conversation_is_classified_as_its_chat_template_renders_it(
         assert answer.json["usage"]["prompt_tokens"] == len(tokens)
 
 
-def test_pooling_returns_the_hidden_state_of_each_token(classifier_server: EngineProcess, llm: LLM) -> None:
+def test_pooling_returns_the_hidden_state_of_each_token(classifier_server: LocalServer, llm: LLM) -> None:
     expected = [output.outputs.data.numpy() for output in llm.encode(TEXTS, use_tqdm=False)]
     answer = classifier_server.post("/pooling", {"input": TEXTS})
     assert answer.json["data"][0]["object"] == "pooling"
@@ -74,7 +73,7 @@ def test_pooling_returns_the_hidden_state_of_each_token(classifier_server: Engin
         np.testing.assert_allclose(numbers.reshape(states.shape), states, atol=1e-4)
 
 
-def test_pooling_takes_any_task_of_the_model(classifier_server: EngineProcess) -> None:
+def test_pooling_takes_any_task_of_the_model(classifier_server: LocalServer) -> None:
     expected = probabilities(classifier_server.post("/classify", {"input": TEXTS}))
     answer = classifier_server.post("/pooling", {"input": TEXTS, "task": "classify"})
     np.testing.assert_allclose([one["data"] for one in answer.json["data"]], expected, atol=1e-6)
@@ -83,7 +82,7 @@ def test_pooling_takes_any_task_of_the_model(classifier_server: EngineProcess) -
     assert "is not supported by this model; it can classify, encode" in answer.error["message"]
 
 
-def test_hidden_states_of_too_many_tokens_are_refused(classifier_server: EngineProcess) -> None:
+def test_hidden_states_of_too_many_tokens_are_refused(classifier_server: LocalServer) -> None:
     answer = classifier_server.post("/pooling", {"input": [[5] * 128] * 257})
     assert (answer.status, answer.error["param"]) == (400, "input")
     assert "at most 32,768 are allowed" in answer.error["message"]
@@ -104,7 +103,7 @@ def test_hidden_states_of_too_many_tokens_are_refused(classifier_server: EngineP
     ],
 )
 def test_invalid_request_is_refused_and_names_the_field(
-    classifier_server: EngineProcess, options: dict[str, Any], param: str
+    classifier_server: LocalServer, options: dict[str, Any], param: str
 ) -> None:
     answer = classifier_server.post("/classify", options)
     assert (answer.status, answer.error["param"]) == (400, param), answer.body
@@ -112,13 +111,13 @@ def test_invalid_request_is_refused_and_names_the_field(
 
 @pytest.mark.parametrize("path", ["/score", "/rerank", "/v1/embeddings", "/v1/completions"])
 def test_endpoints_for_other_tasks_name_what_the_model_can_do(
-    classifier_server: EngineProcess, path: str
+    classifier_server: LocalServer, path: str
 ) -> None:
     answer = classifier_server.post(path, {})
     assert answer.status == 400
     assert "it can classify, encode: use /classify, /pooling" in answer.error["message"]
 
 
-def test_invocations_choose_pooling_by_its_task(classifier_server: EngineProcess) -> None:
+def test_invocations_choose_pooling_by_its_task(classifier_server: LocalServer) -> None:
     answer = classifier_server.post("/invocations", {"input": TEXTS[0], "task": "classify"})
     assert answer.json["data"][0]["object"] == "pooling"

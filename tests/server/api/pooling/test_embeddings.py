@@ -14,7 +14,7 @@ import pytest
 import torch
 from adapters import save_lora
 from api_client import JSON
-from engine_process import EngineProcess, running_engine
+from local_server import LocalServer, serving_model
 from peft import PeftModel
 from transformers import AutoTokenizer, BertModel
 from waiting import until
@@ -43,7 +43,7 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def minilm_server(adapter: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+def minilm_server(adapter: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
     """The real model, as one that was also trained for embeddings of 32 and 64 numbers, and its adapter "legal"."""
     folder = tmp_path_factory.mktemp("minilm")
     source = resolve(MODEL)
@@ -55,13 +55,12 @@ def minilm_server(adapter: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     (folder / "config.json").unlink()
     (folder / "config.json").write_text(json.dumps(settings | {"matryoshka_dimensions": [32, 64]}))
     flags = "--max-model-len=256", "--enable-lora", f"--lora-modules=legal={adapter}"
-    with running_engine(*flags, model=str(folder), names=["minilm"]) as server:
-        server.wait_until_ready()
+    with serving_model(*flags, model=str(folder), names=["minilm"]) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def minilm(minilm_server: EngineProcess) -> Iterator[openai.OpenAI]:
+def minilm(minilm_server: LocalServer) -> Iterator[openai.OpenAI]:
     with minilm_server.client() as client:
         yield client
 
@@ -96,7 +95,7 @@ def test_usage_counts_the_tokens_of_all_inputs(minilm: openai.OpenAI, tokenizer:
     assert raw.headers["Fairlead-Usage"] == f"prompt={count}, completion=0"
 
 
-def test_base64_holds_the_same_float32_numbers_as_the_list(minilm_server: EngineProcess) -> None:
+def test_base64_holds_the_same_float32_numbers_as_the_list(minilm_server: LocalServer) -> None:
     floats = embed(minilm_server, input=SENTENCES[:3])
     answer = minilm_server.post(
         "/v1/embeddings", {"model": "minilm", "input": SENTENCES[:3], "encoding_format": "base64"}
@@ -106,7 +105,7 @@ def test_base64_holds_the_same_float32_numbers_as_the_list(minilm_server: Engine
     np.testing.assert_array_equal(floats.astype(np.float32), floats)
 
 
-def test_all_forms_of_input_give_the_same_embedding(minilm_server: EngineProcess, tokenizer: Any) -> None:
+def test_all_forms_of_input_give_the_same_embedding(minilm_server: LocalServer, tokenizer: Any) -> None:
     text = SENTENCES[0]
     expected = embed(minilm_server, input=[text])
     token_ids = tokenizer(text).input_ids
@@ -120,17 +119,17 @@ def test_all_forms_of_input_give_the_same_embedding(minilm_server: EngineProcess
     )
 
 
-def test_model_may_be_left_out(minilm_server: EngineProcess) -> None:
+def test_model_may_be_left_out(minilm_server: LocalServer) -> None:
     answer = minilm_server.post("/v1/embeddings", {"input": "a"})
     assert (answer.status, answer.json["model"]) == (200, "minilm")
 
 
-def test_clients_own_id_is_a_part_of_the_answers_id(minilm_server: EngineProcess) -> None:
+def test_clients_own_id_is_a_part_of_the_answers_id(minilm_server: LocalServer) -> None:
     answer = minilm_server.post("/v1/embeddings", {"input": ["a", "b"], "request_id": "mine"})
     assert (answer.status, answer.json["id"]) == (200, "embd-mine")
 
 
-def test_request_that_passes_its_deadline_ends_with_a_timeout(minilm_server: EngineProcess) -> None:
+def test_request_that_passes_its_deadline_ends_with_a_timeout(minilm_server: LocalServer) -> None:
     body = json.dumps({"input": [[5] * 250] * 200}).encode()
     answer = minilm_server.request("POST", "/v1/embeddings", body, {"X-Request-Timeout": "0.01"})
     assert (answer.status, answer.error["param"]) == (504, "timeout")
@@ -145,14 +144,14 @@ def test_dimensions_cut_the_embedding_to_a_trained_length(minilm: openai.OpenAI)
         minilm.embeddings.create(model="minilm", input="a", dimensions=33)
 
 
-def test_normalization_can_be_switched_off(minilm_server: EngineProcess) -> None:
+def test_normalization_can_be_switched_off(minilm_server: LocalServer) -> None:
     raw = embed(minilm_server, input=SENTENCES[0], use_activation=False)[0]
     assert np.linalg.norm(raw) != pytest.approx(1, abs=0.01)
     np.testing.assert_allclose(raw / np.linalg.norm(raw), EMBEDDINGS[0], atol=1e-4)
 
 
 def test_input_longer_than_the_context_is_refused_unless_it_is_truncated(
-    minilm: openai.OpenAI, minilm_server: EngineProcess, tokenizer: Any
+    minilm: openai.OpenAI, minilm_server: LocalServer, tokenizer: Any
 ) -> None:
     with pytest.raises(
         openai.BadRequestError,
@@ -170,9 +169,8 @@ def test_input_longer_than_the_context_is_refused_unless_it_is_truncated(
         np.testing.assert_allclose(truncated, expected, atol=1e-6)
 
 
-def test_truncation_in_one_request_cuts_no_other_request(
-    minilm_server: EngineProcess, tokenizer: Any
-) -> None:
+@pytest.mark.more
+def test_truncation_in_one_request_cuts_no_other_request(minilm_server: LocalServer, tokenizer: Any) -> None:
     """Texts that are long enough to be tokenized in threads, of which only some are truncated."""
     texts = ["word " * 240] * 20
 
@@ -213,7 +211,7 @@ def test_truncation_in_one_request_cuts_no_other_request(
     ],
 )
 def test_invalid_request_is_refused_and_names_the_field(
-    minilm_server: EngineProcess, body: dict[str, Any], param: str, words: str
+    minilm_server: LocalServer, body: dict[str, Any], param: str, words: str
 ) -> None:
     answer = minilm_server.post("/v1/embeddings", {"model": "minilm", **body})
     assert answer.status == 400, answer.body
@@ -226,7 +224,8 @@ def test_unknown_model_is_not_found(minilm: openai.OpenAI) -> None:
         minilm.embeddings.create(model="other", input="a")
 
 
-def test_largest_batch_is_answered_in_order(minilm_server: EngineProcess) -> None:
+@pytest.mark.more
+def test_largest_batch_is_answered_in_order(minilm_server: LocalServer) -> None:
     """More inputs than are in the engine at the same time."""
     inputs = [[101, 2000 + number % 7, 102] for number in range(1024)]
     single = embed(minilm_server, input=inputs[:7])
@@ -235,7 +234,7 @@ def test_largest_batch_is_answered_in_order(minilm_server: EngineProcess) -> Non
     np.testing.assert_allclose(whole, single[np.arange(1024) % 7], atol=1e-5)
 
 
-def test_one_refused_input_aborts_the_others(minilm_server: EngineProcess) -> None:
+def test_one_refused_input_aborts_the_others(minilm_server: LocalServer) -> None:
     before = minilm_server.metric(ABORTED)
     inputs = [[5] * 250] * 400 + [[40_000]]
     answer = minilm_server.post("/v1/embeddings", {"model": "minilm", "input": inputs})
@@ -244,7 +243,7 @@ def test_one_refused_input_aborts_the_others(minilm_server: EngineProcess) -> No
     assert minilm_server.metric(ABORTED) > before + 300
 
 
-def test_disconnect_aborts_all_inputs(minilm_server: EngineProcess) -> None:
+def test_disconnect_aborts_all_inputs(minilm_server: LocalServer) -> None:
     before = minilm_server.metric(ABORTED)
     connection = http.client.HTTPConnection("127.0.0.1", minilm_server.port, timeout=60)
     body = {"model": "minilm", "input": [[5] * 250] * 400}
@@ -257,7 +256,7 @@ def test_disconnect_aborts_all_inputs(minilm_server: EngineProcess) -> None:
     assert minilm_server.metric(ABORTED) > before
 
 
-def test_scores_are_the_cosines_of_embeddings(minilm_server: EngineProcess, tokenizer: Any) -> None:
+def test_scores_are_the_cosines_of_embeddings(minilm_server: LocalServer, tokenizer: Any) -> None:
     one_to_many = minilm_server.post("/score", {"queries": SENTENCES[0], "documents": SENTENCES[1:5]}).json
     expected = EMBEDDINGS[1:5] @ EMBEDDINGS[0]
     assert [one["score"] for one in one_to_many["data"]] == pytest.approx(expected.tolist(), abs=1e-4)
@@ -267,7 +266,7 @@ def test_scores_are_the_cosines_of_embeddings(minilm_server: EngineProcess, toke
     assert [one["score"] for one in pairs["data"]] == pytest.approx(expected.tolist(), abs=1e-4)
 
 
-def test_embedding_model_ranks_by_cosine(minilm_server: EngineProcess) -> None:
+def test_embedding_model_ranks_by_cosine(minilm_server: LocalServer) -> None:
     documents = ["The cat sleeps.", "Paris is the capital of France.", "France is a country."]
     answer = minilm_server.post(
         "/rerank", {"query": "What is the capital of France?", "documents": documents}
@@ -275,7 +274,7 @@ def test_embedding_model_ranks_by_cosine(minilm_server: EngineProcess) -> None:
     assert [one["index"] for one in answer["results"]] == [1, 2, 0]
 
 
-def test_limits_of_query_and_document_cut_each_text(minilm_server: EngineProcess) -> None:
+def test_limits_of_query_and_document_cut_each_text(minilm_server: LocalServer) -> None:
     body = {"queries": LONG, "documents": LONG, "max_tokens_per_query": 5, "max_tokens_per_doc": 7}
     assert minilm_server.post("/score", body).json["usage"]["prompt_tokens"] == 5 + 2 + 7 + 2
 
@@ -290,18 +289,18 @@ def test_limits_of_query_and_document_cut_each_text(minilm_server: EngineProcess
     ],
 )
 def test_endpoints_for_other_tasks_name_what_the_model_can_do(
-    minilm_server: EngineProcess, path: str, body: dict[str, Any]
+    minilm_server: LocalServer, path: str, body: dict[str, Any]
 ) -> None:
     answer = minilm_server.post(path, body)
     assert answer.status == 400
     assert "it can embed, encode: use /v1/embeddings" in answer.error["message"]
 
 
-def test_tokenizer_info_is_not_published_without_its_flag(minilm_server: EngineProcess) -> None:
+def test_tokenizer_info_is_not_published_without_its_flag(minilm_server: LocalServer) -> None:
     assert minilm_server.get("/tokenizer_info").status == 404
 
 
-def test_tokenize_truncates_nothing(minilm_server: EngineProcess, tokenizer: Any) -> None:
+def test_tokenize_truncates_nothing(minilm_server: LocalServer, tokenizer: Any) -> None:
     """The tokenizer's own file sets a limit of 128 tokens, and padding."""
     for text in ("short", LONG):
         answer = minilm_server.post("/tokenize", {"prompt": text}).json
@@ -309,7 +308,7 @@ def test_tokenize_truncates_nothing(minilm_server: EngineProcess, tokenizer: Any
         assert answer["max_model_len"] == 256
 
 
-def test_invocations_serve_embeddings_and_ranking(minilm_server: EngineProcess) -> None:
+def test_invocations_serve_embeddings_and_ranking(minilm_server: LocalServer) -> None:
     answer = minilm_server.post("/invocations", {"input": SENTENCES[:2]})
     np.testing.assert_allclose([one["embedding"] for one in answer.json["data"]], EMBEDDINGS[:2], atol=1e-4)
     answer = minilm_server.post("/invocations", {"query": "a", "documents": ["b", "a"]})
@@ -324,7 +323,7 @@ def embedding(model: Any) -> np.ndarray:
     return torch.nn.functional.normalize(states.mean(0), dim=0).numpy()
 
 
-def test_embeddings_are_those_of_the_named_adapter(minilm_server: EngineProcess, adapter: Path) -> None:
+def test_embeddings_are_those_of_the_named_adapter(minilm_server: LocalServer, adapter: Path) -> None:
     model = BertModel.from_pretrained(resolve(MODEL), dtype=torch.float32)
     expected = {"minilm": embedding(model)}
     expected["legal"] = embedding(PeftModel.from_pretrained(model, str(adapter)))
@@ -334,7 +333,7 @@ def test_embeddings_are_those_of_the_named_adapter(minilm_server: EngineProcess,
         np.testing.assert_allclose(answer.json["data"][0]["embedding"], vector, atol=1e-4)
 
 
-def test_answers_carry_the_fingerprint_of_the_adapter(minilm_server: EngineProcess) -> None:
+def test_answers_carry_the_fingerprint_of_the_adapter(minilm_server: LocalServer) -> None:
     given = {headers.DEPLOYMENT: "minilm"}
     found = [
         minilm_server.request("POST", "/pooling", {"input": TOKENS}, given | more).headers[
@@ -345,7 +344,7 @@ def test_answers_carry_the_fingerprint_of_the_adapter(minilm_server: EngineProce
     assert found[0] != found[1] == found[2]
 
 
-def test_scores_compare_the_embeddings_of_the_adapter(minilm_server: EngineProcess) -> None:
+def test_scores_compare_the_embeddings_of_the_adapter(minilm_server: LocalServer) -> None:
     texts = {"queries": "a contract", "documents": ["a lease", "a poem"]}
     scores = {
         name: [one["score"] for one in minilm_server.post("/score", {"model": name, **texts}).json["data"]]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_process import EngineProcess, running_engine
+from local_server import LocalServer, serving_model
 from transformers import AutoTokenizer
 
 from engine_server import LLM, InvalidRequestError, PoolingParams
@@ -15,9 +15,8 @@ TEXTS = ["ropes", "a fairlead guides a line"]
 
 
 @pytest.fixture(scope="module")
-def server(prompted_model: Path) -> Iterator[EngineProcess]:
-    with running_engine("--max-model-len=64", model=str(prompted_model), names=["prompted"]) as server:
-        server.wait_until_ready()
+def server(prompted_model: Path) -> Iterator[LocalServer]:
+    with serving_model("--max-model-len=64", model=str(prompted_model), names=["prompted"]) as server:
         yield server
 
 
@@ -26,7 +25,7 @@ def tokenizer(prompted_model: Path) -> Any:
     return AutoTokenizer.from_pretrained(prompted_model)
 
 
-def embed(server: EngineProcess, texts: Any, **fields: object) -> np.ndarray:
+def embed(server: LocalServer, texts: Any, **fields: object) -> np.ndarray:
     answer = server.post("/v1/embeddings", {"input": texts, **fields})
     assert answer.status == 200, answer.body
     return np.array([one["embedding"] for one in answer.json["data"]])
@@ -47,7 +46,7 @@ def embed(server: EngineProcess, texts: Any, **fields: object) -> np.ndarray:
     ],
 )
 def test_prompt_is_put_before_each_text(
-    server: EngineProcess, tokenizer: Any, fields: dict[str, str], prompt: str
+    server: LocalServer, tokenizer: Any, fields: dict[str, str], prompt: str
 ) -> None:
     whole = tokenizer([prompt + text for text in TEXTS]).input_ids
     expected = embed(server, whole)
@@ -57,13 +56,13 @@ def test_prompt_is_put_before_each_text(
     assert answer.json["usage"]["prompt_tokens"] == sum(map(len, whole))
 
 
-def test_hidden_states_are_those_of_the_text_with_its_prompt(server: EngineProcess, tokenizer: Any) -> None:
+def test_hidden_states_are_those_of_the_text_with_its_prompt(server: LocalServer, tokenizer: Any) -> None:
     answer = server.post("/pooling", {"input": "ropes", "input_type": "query"})
     assert len(answer.json["data"][0]["data"]) == len(tokenizer("search: ropes").input_ids)
 
 
 def test_ranking_embeds_the_query_and_documents_with_their_prompts(
-    server: EngineProcess, tokenizer: Any
+    server: LocalServer, tokenizer: Any
 ) -> None:
     query, *documents = embed(server, tokenizer(["search: ropes", "text: cats", "text: rings"]).input_ids)
     answer = server.post("/score", {"queries": "ropes", "documents": ["cats", "rings"]})
@@ -99,7 +98,7 @@ def test_ranking_embeds_the_query_and_documents_with_their_prompts(
     ],
 )
 def test_prompt_that_the_model_does_not_take_is_refused(
-    server: EngineProcess, path: str, fields: dict[str, object], param: str, words: str
+    server: LocalServer, path: str, fields: dict[str, object], param: str, words: str
 ) -> None:
     answer = server.post(path, fields)
     assert (answer.status, answer.error["param"]) == (400, param), answer.body
@@ -107,7 +106,7 @@ def test_prompt_that_the_model_does_not_take_is_refused(
 
 
 def test_library_puts_the_same_prompts_before_texts(
-    prompted_model: Path, server: EngineProcess, tokenizer: Any
+    prompted_model: Path, server: LocalServer, tokenizer: Any
 ) -> None:
     llm = LLM(str(prompted_model), dtype="float32", max_model_len=64)
     for name, prompt in ((None, "text: "), ("query", "search: ")):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from adapters import save_lora
-from engine_process import EngineProcess, running_engine
+from local_server import LocalServer, serving_model
 from transformers import BertForSequenceClassification
 
 from engine_server import LLM
@@ -22,7 +22,7 @@ Library = Callable[..., list[float]]
 @pytest.fixture(scope="module")
 def cross_encoder_server(
     cross_encoder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[EngineProcess]:
+) -> Iterator[LocalServer]:
     """The cross-encoder with a file of adapters, of which the model takes "legal" and not "soft"."""
     folder = tmp_path_factory.mktemp("adapters")
     model = BertForSequenceClassification.from_pretrained(cross_encoder)
@@ -33,8 +33,7 @@ def cross_encoder_server(
     wanted = [{"name": name, "uri": str(folder / name)} for name in ("soft", "legal")]
     (folder / "adapters.json").write_text(json.dumps({"adapters": wanted}))
     flags = "--max-model-len=64", f"--adapters-file={folder / 'adapters.json'}"
-    with running_engine(*flags, model=str(cross_encoder), names=["reranker"]) as server:
-        server.wait_until_ready()
+    with serving_model(*flags, model=str(cross_encoder), names=["reranker"]) as server:
         yield server
 
 
@@ -60,7 +59,7 @@ def scores(server: Any, **body: Any) -> list[float]:
     "names", [("queries", "documents"), ("text_1", "text_2"), ("data_1", "data_2"), ("queries", "items")]
 )
 def test_one_text_is_scored_with_each_of_several(
-    cross_encoder_server: EngineProcess, library: Library, names: tuple[str, str]
+    cross_encoder_server: LocalServer, library: Library, names: tuple[str, str]
 ) -> None:
     expected = library(QUERY, DOCUMENTS)
     assert len(set(expected)) == 3
@@ -69,14 +68,14 @@ def test_one_text_is_scored_with_each_of_several(
 
 
 def test_lists_of_equal_length_are_scored_pair_by_pair(
-    cross_encoder_server: EngineProcess, library: Library
+    cross_encoder_server: LocalServer, library: Library
 ) -> None:
     firsts = [QUERY, "cat", "rope"]
     expected = library(firsts, DOCUMENTS)
     assert scores(cross_encoder_server, text_1=firsts, text_2=DOCUMENTS) == pytest.approx(expected, abs=1e-5)
 
 
-def test_answer_has_the_fields_of_vllms_api(cross_encoder_server: EngineProcess) -> None:
+def test_answer_has_the_fields_of_vllms_api(cross_encoder_server: LocalServer) -> None:
     answer = cross_encoder_server.post(
         "/v1/score", {"model": "reranker", "text_1": QUERY, "text_2": DOCUMENTS[0]}
     ).json
@@ -89,7 +88,7 @@ def test_answer_has_the_fields_of_vllms_api(cross_encoder_server: EngineProcess)
 
 
 def test_score_without_activation_is_the_models_logit(
-    cross_encoder_server: EngineProcess, library: Library
+    cross_encoder_server: LocalServer, library: Library
 ) -> None:
     (activated,) = scores(cross_encoder_server, queries=QUERY, documents=DOCUMENTS[0])
     (logit,) = scores(cross_encoder_server, queries=QUERY, documents=DOCUMENTS[0], use_activation=False)
@@ -97,7 +96,7 @@ def test_score_without_activation_is_the_models_logit(
 
 
 def test_pair_longer_than_the_context_is_refused_unless_it_is_truncated(
-    cross_encoder_server: EngineProcess, library: Library
+    cross_encoder_server: LocalServer, library: Library
 ) -> None:
     answer = cross_encoder_server.post("/score", {"queries": QUERY, "documents": [DOCUMENTS[0], LONG]})
     assert (answer.status, answer.error["param"]) == (400, "documents.1")
@@ -110,7 +109,7 @@ def test_pair_longer_than_the_context_is_refused_unless_it_is_truncated(
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
 def test_ranking_orders_documents_by_their_scores(
-    cross_encoder_server: EngineProcess, library: Library, path: str
+    cross_encoder_server: LocalServer, library: Library, path: str
 ) -> None:
     """In the shape that clients of Jina's and Cohere's APIs read."""
     expected = library(QUERY, DOCUMENTS)
@@ -129,7 +128,7 @@ def test_ranking_orders_documents_by_their_scores(
     assert answer["meta"]["billed_units"] == {"search_units": 1}
 
 
-def test_ranking_can_be_shortened_and_leave_out_the_documents(cross_encoder_server: EngineProcess) -> None:
+def test_ranking_can_be_shortened_and_leave_out_the_documents(cross_encoder_server: LocalServer) -> None:
     body = {"query": QUERY, "documents": [{"text": text} for text in DOCUMENTS]}
     whole = cross_encoder_server.post("/rerank", body | {"top_n": 0}).json["results"]
     assert len(whole) == 3
@@ -159,14 +158,14 @@ def test_ranking_can_be_shortened_and_leave_out_the_documents(cross_encoder_serv
     ],
 )
 def test_invalid_request_is_refused_and_names_the_field(
-    cross_encoder_server: EngineProcess, path: str, body: dict[str, Any], param: str
+    cross_encoder_server: LocalServer, path: str, body: dict[str, Any], param: str
 ) -> None:
     answer = cross_encoder_server.post(path, body)
     assert (answer.status, answer.error["param"]) == (400, param), answer.body
 
 
 def test_cross_encoder_classifies_with_one_label_and_cannot_embed(
-    cross_encoder_server: EngineProcess,
+    cross_encoder_server: LocalServer,
 ) -> None:
     (one,) = cross_encoder_server.post("/classify", {"input": "a"}).json["data"]
     assert (one["label"], one["num_classes"]) == ("LABEL_0", 1)
@@ -177,7 +176,7 @@ def test_cross_encoder_classifies_with_one_label_and_cannot_embed(
     assert "it can classify, encode, score: use /classify, /pooling, /score" in message
 
 
-def test_invocations_serve_scores_and_classification(cross_encoder_server: EngineProcess) -> None:
+def test_invocations_serve_scores_and_classification(cross_encoder_server: LocalServer) -> None:
     body = {"text_1": QUERY, "text_2": DOCUMENTS}
     expected = scores(cross_encoder_server, **body)
     answer = cross_encoder_server.post("/invocations", body).json
@@ -185,7 +184,7 @@ def test_invocations_serve_scores_and_classification(cross_encoder_server: Engin
     assert cross_encoder_server.post("/invocations", {"input": "a"}).json["data"][0]["label"] == "LABEL_0"
 
 
-def test_scores_are_those_of_the_named_adapter(cross_encoder_server: EngineProcess) -> None:
+def test_scores_are_those_of_the_named_adapter(cross_encoder_server: LocalServer) -> None:
     body = {"queries": "a contract", "documents": ["a lease"], "use_activation": False}
     plain, adapted = (
         cross_encoder_server.post("/score", {"model": name, **body}) for name in ("reranker", "legal")
@@ -196,7 +195,7 @@ def test_scores_are_those_of_the_named_adapter(cross_encoder_server: EngineProce
 
 
 def test_a_file_of_adapters_serves_lora_alone_and_the_model_starts(
-    cross_encoder_server: EngineProcess,
+    cross_encoder_server: LocalServer,
 ) -> None:
     said = "the adapter soft can't be served: a pooling model takes no prompt adapters"
     cross_encoder_server.wait_for_line(said)

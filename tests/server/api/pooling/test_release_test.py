@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from engine_process import running_engine
+from local_server import serving_model
 from tiers import tiered
 
 SCRIPT = Path(__file__).parents[4] / "charts/fairlead/files/request_a_model.py"
@@ -22,7 +22,7 @@ ENDPOINTS = {"embedder": "/v1/embeddings", "classifier": "/classify", "cross_enc
 @pytest.mark.parametrize("name", tiered([*ENDPOINTS], "embedder"))
 def test_succeeds_with_a_model_of_another_task_alone(name: str, request: pytest.FixtureRequest) -> None:
     model = str(request.getfixturevalue(name))
-    with running_engine("--max-model-len=64", model=model, names=["pools"]) as server:
+    with serving_model("--max-model-len=64", model=model, names=["pools"]) as server:
         server.wait_until_ready()
         environment = {"ROUTER": server.url, "TIMEOUT": "60"}
 
