@@ -1,10 +1,10 @@
-"""Run the tests in processes side by side and end in one line: `make test` calls this.
+"""Run the tests in parts side by side and end in one line: `make test` calls this.
 
     python tests/run.py [--tier TIER] [--only FOLDER | --changed]
 
-The control plane's process never imports torch, so its workers start in a second. Its output, and that of the GPU
-kernels in Triton's interpreter, is a file that is printed whole when a test in it failed. A folder whose tests of the
-default tier start more than its row of starts.toml fails the run.
+Workers of one part share what is expensive to start, and import only what its tests need: the control plane's never
+import torch. The first part's output is shown; those of others are files, which are printed whole when a test failed.
+A folder whose tests of the default tier start more than its row of starts.toml fails the run.
 """
 
 import argparse
@@ -31,7 +31,13 @@ CONTROL_PLANE = ("bench", "charts", "compat", "contract", "local", "operator", "
 # `make e2e` runs these.
 END_TO_END = "e2e"
 KERNELS = "kernels"
-WORKERS = ("--numprocesses=logical", "--maxprocesses=4", "--dist=loadfile", "-p", "costs")
+# Tests of the HTTP server share servers; most other tests with torch compute.
+SERVER = "server"
+# Loaded by name: finding all that are installed imports schemathesis and others in each worker.
+PLUGINS = ("pytest_asyncio.plugin", "pytest_timeout", "xdist.plugin", "_hypothesis_pytestplugin", "costs")
+LOADED = tuple(word for plugin in PLUGINS for word in ("-p", plugin))
+CPUS = os.cpu_count() or 1
+MOST_WORKERS = 4
 NUM_SLOWEST = 10
 EMPTY = 5
 
@@ -42,7 +48,7 @@ class Part:
 
     name: str
     paths: list[Path]
-    options: tuple[str, ...] = WORKERS
+    options: tuple[str, ...]
     environment: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -107,17 +113,25 @@ class Outcome:
 
 
 def divide(paths: list[Path], every_tier: bool) -> list[Part]:
-    """Divide test files and folders among the processes; those without tests are left out."""
+    """Divide test files and folders among the parts; those without tests are left out."""
     areas = {path: path.relative_to(TESTS).parts[0] for path in paths}
-    engine = [path for path, area in areas.items() if area not in (*CONTROL_PLANE, END_TO_END, KERNELS)]
+    elsewhere = (*CONTROL_PLANE, SERVER, END_TO_END, KERNELS)
+    engine = [path for path, area in areas.items() if area not in elsewhere]
+    server = [path for path, area in areas.items() if area == SERVER]
     control_plane = [path for path, area in areas.items() if area in CONTROL_PLANE]
     kernels = [path for path, area in areas.items() if area == KERNELS] if every_tier else []
     parts = [
-        Part("engine", engine),
-        Part("control-plane", control_plane, (*WORKERS, "-p", "no_torch")),
-        Part("kernels", kernels, (), {"TRITON_INTERPRET": "1"}),
+        Part("engine", engine, workers(CPUS // 2)),
+        Part("server", server, workers(CPUS // 2)),
+        Part("control-plane", control_plane, (*workers(CPUS), "-p", "no_torch")),  # which often waits
+        Part("kernels", kernels, LOADED, {"TRITON_INTERPRET": "1"}),
     ]
     return [part for part in parts if part.paths]
+
+
+def workers(number: int) -> tuple[str, ...]:
+    """Return the options for so many workers, within bounds. No file is divided among them."""
+    return *LOADED, f"--numprocesses={min(max(number, 1), MOST_WORKERS)}", "--dist=loadfile"
 
 
 def run(parts: list[Part], tier: str, partial: bool) -> bool:
