@@ -34,7 +34,7 @@ KERNELS = "kernels"
 # Tests of the HTTP server share servers; most other tests with torch compute.
 SERVER = "server"
 # Loaded by name: finding all that are installed imports schemathesis and others in each worker.
-PLUGINS = ("pytest_asyncio.plugin", "pytest_timeout", "xdist.plugin", "_hypothesis_pytestplugin", "costs")
+PLUGINS = ("asyncio", "timeout", "xdist", "hypothesispytest", "costs")
 LOADED = tuple(word for plugin in PLUGINS for word in ("-p", plugin))
 CPUS = os.cpu_count() or 1
 MOST_WORKERS = 4
