@@ -3,7 +3,7 @@
 #   TORCH_INDEX  the package index that torch comes from (a CPU build, another CUDA); unset: the ordinary index
 #   REVISION     the commit, for the image's labels
 ARG BASE=docker.io/library/python:3.12-slim
-ARG VERSION=0.2.0
+ARG VERSION=0.3.0
 
 # What is to be installed, apart from the rest of pyproject.toml, so that only a changed dependency installs anew.
 FROM ${BASE} AS requirements

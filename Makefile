@@ -139,6 +139,10 @@ manifests: $(VENV)/.development ## generate CRD, README, dashboards and alerts i
 	@rm -rf $(MONITORING:%=$(CHART_FILES)/%); $(BIN)/python -m charts.monitoring $(CHART_FILES)
 	@$(call TOOLS,helm); $(RENDER) >$(MANIFEST)
 
+.PHONY: recordings
+recordings: $(VENV)/.development ## record what today's programs write to each other: tests/compat/next
+	@PYTHONPATH=tests $(BIN)/python -m compat.record
+
 .PHONY: figures
 figures: $(VENV)/.development ## draw the chart of the committed results, and README's terminal from its text
 	@$(BIN)/python -m benchmarks.throughput_chart >$(CHART)

@@ -23,7 +23,7 @@ class Stream:
     """
 
     def __init__(self, *fails, failure=None, model=b"weights-1", settings=b"", prompt=None, reports=True):
-        """settings: the hash of its streams' settings; empty as of 0.2.0. prompt: that of the prompt's tokens."""
+        """settings: the hash of its streams' settings; empty: it reports none. prompt: that of the prompt's tokens."""
         self.fails = set(fails)
         self.failure = failure or reset
         self.model = model

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from engine_server.contract.version import VERSION
+
 ROOT = Path(__file__).parent.parent
-NAME = "localhost/fairlead:0.2.0"
+NAME = f"localhost/fairlead:{VERSION}"
 CPU_BUILD = "TORCH_INDEX=https://download.pytorch.org/whl/cpu"
 # What the recipes need besides the programs that they run by name.
 COREUTILS = ("bash", "cat", "cut", "dirname", "du", "env", "grep", "make", "mkdir", "rm", "sed")
@@ -76,7 +78,7 @@ def test_image_is_built_with_torchs_cpu_build_and_saved(checkout: Checkout, buil
         "-n k8s.io images import",
     ):
         assert f"{loader} build/image.tar" in done.stdout
-    assert "--set image.repository=localhost/fairlead --set image.tag=0.2.0" in done.stdout
+    assert f"--set image.repository=localhost/fairlead --set image.tag={VERSION}" in done.stdout
 
 
 def test_image_is_built_by_buildah_where_docker_has_no_daemon(checkout: Checkout) -> None:
@@ -136,7 +138,7 @@ def test_kind_serves_the_sample_model_and_names_its_cluster_in_each_call(
         *created,
         "kind load image-archive build/image.tar --name fairlead",
         "helm upgrade --install fairlead charts/fairlead --kube-context kind-fairlead --namespace fairlead-system "
-        "--create-namespace --set image.repository=localhost/fairlead --set image.tag=0.2.0 --wait --timeout 5m",
+        f"--create-namespace --set image.repository=localhost/fairlead --set image.tag={VERSION} --wait --timeout 5m",
         "kubectl --context kind-fairlead --namespace fairlead-system rollout restart deployment",
         "kubectl --context kind-fairlead --namespace fairlead-system rollout status deployment --timeout=5m",
         "kubectl --context kind-fairlead apply --filename manifests/samples/smollm2.yaml",

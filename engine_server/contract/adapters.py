@@ -33,7 +33,7 @@ class WantedAdapters(msgspec.Struct, frozen=True):
     """All adapters that an engine should serve."""
 
     adapters: list[WantedAdapter] = []
-    # The URI of the model that they are for; empty, as in lists of 0.2.0, if it is not known.
+    # The URI of the model that they are for; empty if it is not known.
     model: str = ""
 
     def is_for(self, model: str) -> bool:

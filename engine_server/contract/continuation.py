@@ -101,8 +101,8 @@ def prompt_hash(token_ids: Sequence[int]) -> str:
 class StreamTerms(msgspec.Struct, frozen=True):
     """What a continuation has to share with its stream, besides `Resume`: the request header `Fairlead-Stream`.
 
-    It is no field of `Resume`, of which earlier engines know all fields or refuse the request. None: it is not known,
-    as the engine that began the stream is of an earlier release.
+    It is no field of `Resume`, of which an engine knows all fields or refuses the request: here it ignores what it
+    does not know. None: it is not known.
     """
 
     # Those of the first report.

@@ -4,13 +4,8 @@ from engine_server.contract.api import GROUP
 
 # Carried by every child; EndpointSlices inherit it from their Service. Empty on a child that several share.
 LLMDEPLOYMENT_LABEL = f"{GROUP}/llmdeployment"
-# Ends the label's value on a ConfigMap with files. An operator of 0.2.0 deletes what has the name alone there and is
-# not in its plan: after a rollback it leaves the files that pods mount.
-FILES_SUFFIX = ".files"
 # Kubernetes' own, on an EndpointSlice: the Service that it is of.
 SERVICE_NAME_LABEL = "kubernetes.io/service-name"
-# On a pod template: the hash of the files whose contents are in the spec, so that a change of them rolls.
-FILES_HASH_ANNOTATION = f"{GROUP}/files-hash"
 # The version of the operator that applied a child; of one that several share, the version that created it.
 VERSION_LABEL = "app.kubernetes.io/version"
 SPEC_HASH_ANNOTATION = f"{GROUP}/spec-hash"
@@ -23,11 +18,9 @@ ROLLED_AT_ANNOTATION = f"{GROUP}/rolled-at"
 
 # On a model cache's claim, its Job and the Job's pods: the name of the cache.
 MODEL_CACHE_LABEL = f"{GROUP}/model-cache"
-# On a cache's Job: the UID of the LLMDeployment whose spec it follows, the hash of what that spec asks of it, and the
-# hash of its pod template, which operators of 0.2.0 compare.
+# On a cache's Job: the UID of the LLMDeployment whose spec it follows, and the hash of what that spec asks of it.
 FETCH_OWNER_ANNOTATION = f"{GROUP}/fetch-owner"
 FETCH_SPEC_ANNOTATION = f"{GROUP}/fetch-spec"
-FETCH_HASH_ANNOTATION = f"{GROUP}/fetch-hash"
 # On a Deployment, and on a claim that was created for a cache: the cache, and the claim's UID, whose model is complete.
 CACHED_MODEL_ANNOTATION = f"{GROUP}/cached-model"
 # On a Deployment: the time at which that model's download ended.
@@ -89,16 +82,6 @@ def shared_labels(version: str) -> dict[str, str]:
 def child_labels(name: str, version: str) -> dict[str, str]:
     """Return the labels of an LLMDeployment's children, with the version of the operator."""
     return {**pod_labels(name), VERSION_LABEL: version}
-
-
-def files_labels(name: str, version: str) -> dict[str, str]:
-    """Return the labels of an LLMDeployment's ConfigMaps with files."""
-    return {**child_labels(name, version), LLMDEPLOYMENT_LABEL: f"{name}{FILES_SUFFIX}"}
-
-
-def owner_name(label: str) -> str:
-    """Return the name of the LLMDeployment that a value of the label means, which has no dots; empty if several."""
-    return label.removesuffix(FILES_SUFFIX)
 
 
 def fetch_pod_labels(cache: str) -> dict[str, str]:

@@ -1,3 +1,3 @@
 """The version of this release, from which the distribution is built and which all programs report."""
 
-VERSION = "0.2.0"
+VERSION = "0.3.0"

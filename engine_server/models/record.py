@@ -1,7 +1,6 @@
 """The record that a fetch leaves in a model's folder: its URI, and the commit, sizes and checksums of its files.
 
-Whoever finds the folder compares its files with the record. Folders that release 0.2.0 has fetched have no checksums,
-and older ones no sizes: they are used without.
+Whoever finds the folder compares its files with the record. A folder whose checksums were deleted is used without.
 """
 
 import hashlib

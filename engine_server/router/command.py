@@ -171,8 +171,7 @@ def build_parser() -> argparse.ArgumentParser:
     flag(
         "--require-internal-key",
         action="store_true",
-        help="/internal on the metrics port is for routers and the operator, by a key derived from --engine-key-file;"
-        " those of 0.2.0 send none",
+        help="/internal on the metrics port is for routers and the operator, by a key derived from --engine-key-file",
     )
     flag(
         "--peer",

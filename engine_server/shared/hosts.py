@@ -9,8 +9,6 @@ from collections.abc import Iterable
 from ipaddress import ip_address
 
 LOCALHOST = "localhost"
-# Of requests without a name, and of probes, by routers of 0.2.0.
-ROUTER = "fairlead"
 
 
 def is_loopback(host: str) -> bool:
@@ -47,7 +45,7 @@ class Hosts:
 
     def __init__(self, allowed: Iterable[str]) -> None:
         machine = socket.gethostname().lower()
-        own = (machine, machine.partition(".")[0], ROUTER)
+        own = (machine, machine.partition(".")[0])
         self._names = frozenset((*own, *(name.lower() for name in allowed)))
         # The one that was accepted last: clients keep to one.
         self._last = b""

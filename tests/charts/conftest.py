@@ -18,6 +18,8 @@ CHART = ROOT / "charts" / "fairlead"
 CLUSTER = ROOT.parent / "shared" / "cluster" / "cluster"
 # Definitions of kinds of other projects: PodMonitor, ServiceMonitor, PrometheusRule, HTTPRoute and ScaledObject.
 CRDS = Path(os.environ.get("FOREIGN_CRDS", CLUSTER.parent / "crds"))
+# The charts of published releases.
+FROZEN = sorted((ROOT / "tests" / "compat").glob("*/fairlead-*.tgz"))
 Manifest = dict[str, Any]
 Helm = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -42,6 +44,21 @@ def helm() -> Helm:
         return subprocess.run([program, *arguments], capture_output=True, text=True)
 
     return run
+
+
+@pytest.fixture(
+    scope="session", params=["this one", *FROZEN], ids=lambda chart: getattr(chart, "stem", chart)
+)
+def earlier_chart(
+    request: pytest.FixtureRequest, helm: Helm, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A chart from which a release may have been installed: each published one, and this one under another version."""
+    if request.param in FROZEN:
+        return Path(request.param)
+    folder = tmp_path_factory.mktemp("charts")
+    packaged = helm("package", CHART, "--version=0.0.1", "--app-version=0.0.1", f"--destination={folder}")
+    assert packaged.returncode == 0, packaged.stderr
+    return folder / "fairlead-0.0.1.tgz"
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,6 @@ Render = Callable[..., list[Manifest]]
 Helm = Callable[..., subprocess.CompletedProcess[str]]
 
 ROOT = Path(__file__).parents[2]
-LAST_RELEASE = ROOT / "tests" / "e2e" / "fairlead-0.1.0.tgz"
 
 
 @pytest.fixture(scope="module")
@@ -31,30 +30,6 @@ def test_every_object_is_accepted_without_unknown_fields(
     client = Client(api_server.kubeconfig)
     client.apply(*render(tests=True, **values), dryRun="All")
     assert client.warnings == []
-
-
-@pytest.mark.usefixtures("namespaces")
-def test_an_upgrade_from_the_last_release_is_accepted(api_server: ApiServer, helm: Helm) -> None:
-    release = ["--namespace=fairlead-system", f"--kubeconfig={api_server.kubeconfig}"]
-    client = Client(api_server.kubeconfig, "fairlead-system")
-    # Other tests of this API server may have left the CRD.
-    takes_over = ["--take-ownership", "--force-conflicts"]
-    installed = helm("install", "fairlead", LAST_RELEASE, SET_IMAGE, *takes_over, *release)
-    assert installed.returncode == 0, installed.stderr
-
-    try:
-        upgraded = helm(
-            "upgrade", "fairlead", ROOT / "charts/fairlead", "--reset-then-reuse-values", *release
-        )
-
-        assert upgraded.returncode == 0, upgraded.stderr
-        operator = client.get("deployment", "fairlead-operator")["spec"]["template"]["spec"]["containers"][0]
-        assert operator["image"].endswith("fairlead:0.2.0")
-    finally:
-        helm("uninstall", "fairlead", *release)
-    kinds = ("deployment", "serviceaccount", "lease", "role", "rolebinding", "service", "pdb")
-    left = [name for kind in kinds for name in client.names(kind)]
-    assert not [name for name in left if "fairlead" in name]
 
 
 @pytest.mark.usefixtures("namespaces")

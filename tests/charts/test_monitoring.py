@@ -115,7 +115,7 @@ def test_service_monitors_find_a_service_with_the_port_of_metrics(render: Render
 
 def test_service_monitor_of_engines_selects_their_services_and_port(render: Render) -> None:
     monitor = find(render(serviceMonitors={"enabled": True}), "ServiceMonitor", "fairlead-engines")["spec"]
-    assert monitor["selector"]["matchLabels"].items() <= labels.child_labels("any", "0.2.0").items()
+    assert monitor["selector"]["matchLabels"].items() <= labels.child_labels("any", "0").items()
     assert [endpoint["port"] for endpoint in monitor["endpoints"]] == [labels.HTTP_PORT_NAME]
 
 

@@ -11,6 +11,8 @@ from api_server import find_assets
 from chart_manifests import YAML_LOADER, Manifest, arguments, pods
 from llm_operator import flags
 
+from engine_server.contract.version import VERSION
+
 ROOT = Path(__file__).parents[2]
 OVERLAY = re.compile(r"^```yaml\n(resources: \[../fairlead/manifests\]\n.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -47,7 +49,7 @@ def test_the_documented_overlay_sets_the_image_of_pods_and_of_engines(tmp_path: 
 
     manifests = build(tmp_path / "overlay")
 
-    image = "registry.example/fairlead:0.2.0"
+    image = f"registry.example/fairlead:{VERSION}"
     assert images(manifests) == {image}
     _, *words = arguments(manifests, "operator")
     assert flags.parse(words).settings.engine_image == image

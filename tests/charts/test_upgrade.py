@@ -1,23 +1,21 @@
-"""The chart over a release of 0.2.0, which has keys off, and back."""
+"""The chart over a release of an earlier one, and back; two releases beside each other."""
 
-import shutil
 import subprocess
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import pytest
-import yaml
 from api_server import ApiServer
-from chart_manifests import SET_IMAGE, YAML_LOADER, arguments
+from chart_manifests import SET_IMAGE
 from kubernetes_client import Client
 from waiting import until
+
+from engine_server.contract.version import VERSION
 
 Helm = Callable[..., subprocess.CompletedProcess[str]]
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "fairlead"
-CHART_OF_0_2_0 = ROOT / "tests/compat/0.2.0/fairlead-0.2.0.tgz"
 ROUTER_KEY = "--router-key-secret=fairlead-router-key"
 ENGINE_KEY = "--engine-key-file=/etc/fairlead/router-key/keys"
 
@@ -37,119 +35,64 @@ def may(client: Client, account: str, verb: str, resource: str) -> bool:
     return bool(review["status"]["allowed"])
 
 
-@pytest.mark.parametrize("switch", ["podMonitors", "networkPolicies", "prometheusRules", "dashboards"])
-def test_reused_values_of_0_2_0_render_and_leave_keys_off(helm: Helm, tmp_path: Path, switch: str) -> None:
-    chart = shutil.copytree(CHART, tmp_path / "fairlead")
-    # As `helm upgrade --reuse-values` does: the defaults of the last release count, not those of the chart.
-    with tarfile.open(CHART_OF_0_2_0) as archive:
-        defaults = archive.extractfile("fairlead/values.yaml")
-        assert defaults is not None
-        (chart / "values.yaml").write_bytes(defaults.read())
-
-    rendered = helm("template", "fairlead", chart, f"--set={switch}.enabled=true")
-
-    assert rendered.returncode == 0, rendered.stderr
-    manifests = [one for one in yaml.load_all(rendered.stdout, YAML_LOADER) if one]
-    assert ROUTER_KEY not in arguments(manifests, "operator")
-    assert ENGINE_KEY not in arguments(manifests, "router")
-
-
-@pytest.mark.parametrize(
-    ("flags", "has_keys"),
-    [([], True), (["--reset-then-reuse-values"], True), (["--reuse-values"], False)],
-    ids=["defaults", "reset then reused", "reused"],
-)
-def test_a_release_of_0_2_0_is_upgraded_and_rolled_back(
-    api_server: ApiServer, helm: Helm, flags: list[str], has_keys: bool
+def test_a_release_is_upgraded_rolled_back_and_removed(
+    api_server: ApiServer, helm: Helm, earlier_chart: Path
 ) -> None:
     place = ["--namespace=fairlead-system", f"--kubeconfig={api_server.kubeconfig}"]
     client = Client(api_server.kubeconfig, "fairlead-system")
     client.create_namespace("fairlead-system")
 
-    def flags_of(component: str) -> list[str]:
-        pod = client.get("deployment", f"fairlead-{component}")["spec"]["template"]["spec"]
-        return list(pod["containers"][0]["args"])
-
     def run(*arguments: str | Path) -> None:
         done = helm(*arguments, *place)
         assert done.returncode == 0, done.stderr
+
+    def container(component: str) -> dict[str, Any]:
+        pod = client.get("deployment", f"fairlead-{component}")["spec"]["template"]["spec"]
+        return dict(pod["containers"][0])
+
+    def flags() -> dict[str, list[str]]:
+        return {component: container(component)["args"] for component in ("operator", "router")}
+
+    def kept() -> tuple[str, dict[str, str]]:
+        """Return the UID of the operator's Lease, and its root key."""
+        secret = client.get("secret", "fairlead-admin-key")
+        return client.get("lease", "fairlead-operator")["metadata"]["uid"], secret["data"]
+
+    def have_rights() -> bool:
+        return may(client, "fairlead-system:fairlead-operator", "patch", "deployments.apps") and may(
+            client, "fairlead-system:fairlead-router", "watch", "endpointslices.discovery.k8s.io"
+        )
 
     # Other tests of this API server may have left the CRD.
     run(
-        *("install", "fairlead", CHART_OF_0_2_0, "--take-ownership", "--force-conflicts"),
-        *(SET_IMAGE, "--set=router.replicas=3"),
+        *("install", "fairlead", earlier_chart, "--take-ownership", "--force-conflicts"),
+        *(SET_IMAGE, "--set=keys.enabled=false", "--set=router.replicas=3"),
     )
     try:
-        before = {component: flags_of(component) for component in ("operator", "router")}
-        root_key = {"data": {"keys": "cm9vdA=="}}
         # As the operator does.
-        client.patch("secret", "fairlead-admin-key", root_key)
+        client.patch("secret", "fairlead-admin-key", {"data": {"keys": "cm9vdA=="}})
+        before, kept_before = flags(), kept()
 
-        run("upgrade", "fairlead", CHART, SET_IMAGE, *flags)
+        run("upgrade", "fairlead", CHART, "--reset-then-reuse-values", "--set=keys.enabled=true")
 
-        assert (ROUTER_KEY in flags_of("operator")) is has_keys
-        assert (ENGINE_KEY in flags_of("router")) is has_keys
-        assert (client.find("secret", "fairlead-router-key") is not None) is has_keys
-        assert client.get("secret", "fairlead-admin-key")["data"] == root_key["data"]
+        assert container("operator")["image"].endswith(f"fairlead:{VERSION}")
+        assert client.get("deployment", "fairlead-router")["spec"]["replicas"] == 3
+        assert ROUTER_KEY in flags()["operator"]
+        assert ENGINE_KEY in flags()["router"]
+        assert client.find("secret", "fairlead-router-key") is not None
+        assert kept() == kept_before
+        until(have_rights)
 
         run("rollback", "fairlead", "1")
 
-        assert {component: flags_of(component) for component in ("operator", "router")} == before
-        assert client.get("secret", "fairlead-admin-key")["data"] == root_key["data"]
+        assert flags() == before
         assert client.find("secret", "fairlead-router-key") is None
+        assert kept() == kept_before
+        until(have_rights)
     finally:
         run("uninstall", "fairlead")
-
-
-def cluster_wide(client: Client) -> set[str]:
-    """Return the names of the cluster-wide objects of releases named fairlead."""
-    kinds = (
-        "clusterrole",
-        "clusterrolebinding",
-        "validatingadmissionpolicy",
-        "validatingadmissionpolicybinding",
-    )
-    return {name for kind in kinds for name in client.names(kind) if name.startswith("fairlead-")}
-
-
-def test_an_upgrade_renames_roles_with_their_bindings_and_keeps_the_lease(
-    api_server: ApiServer, helm: Helm
-) -> None:
-    place = ["--namespace=fairlead-system", f"--kubeconfig={api_server.kubeconfig}"]
-    client = Client(api_server.kubeconfig, "fairlead-system")
-    client.create_namespace("fairlead-system")
-
-    def run(*arguments: str | Path) -> None:
-        done = helm(*arguments, *place)
-        assert done.returncode == 0, done.stderr
-
-    def rights() -> list[bool]:
-        return [
-            may(client, "fairlead-system:fairlead-operator", "patch", "deployments.apps"),
-            may(client, "fairlead-system:fairlead-router", "watch", "endpointslices.discovery.k8s.io"),
-        ]
-
-    # Other tests of this API server may have left the CRD.
-    run("install", "fairlead", CHART_OF_0_2_0, "--take-ownership", "--force-conflicts")
-    try:
-        before = cluster_wide(client)
-        lease = client.get("lease", "fairlead-operator")["metadata"]["uid"]
-
-        run("upgrade", "fairlead", CHART, SET_IMAGE)
-
-        after = cluster_wide(client)
-        assert after
-        assert all(name.endswith("-fairlead-system") for name in after)
-        until(lambda: all(rights()))
-        assert client.get("lease", "fairlead-operator")["metadata"]["uid"] == lease
-
-        run("rollback", "fairlead", "1")
-
-        assert cluster_wide(client) == before
-        until(lambda: all(rights()))
-        assert client.get("lease", "fairlead-operator")["metadata"]["uid"] == lease
-    finally:
-        run("uninstall", "fairlead")
+    kinds = ("deployment", "serviceaccount", "lease", "role", "rolebinding", "service", "pdb", "secret")
+    assert not [name for kind in kinds for name in client.names(kind) if "fairlead" in name]
 
 
 def test_releases_of_one_name_in_two_namespaces_leave_each_other_alone(

@@ -20,7 +20,7 @@ from compat.sample import (
     KEY,
     MANIFEST,
     ROUTER_ROOTS,
-    SETTINGS,
+    SPECS,
     UID,
     config_map,
     observe,
@@ -29,7 +29,7 @@ from compat.sample import (
 from compat.scripted_engine import EngineServer
 from llm_operator.api.model_cache import model_cache
 from llm_operator.api.spec import parse
-from llm_operator.api.spec_hash import spec_hash
+from llm_operator.api.spec_hash import equal_hashes, spec_hash
 from llm_operator.api.status import Condition, ServedAdapter, Status
 from llm_operator.control import adapter_pusher
 from llm_operator.control.adapter_pusher import AdapterPusher, Goal
@@ -42,7 +42,6 @@ from llm_operator.control.watching.store import owners
 from llm_operator.observed import ChildKey, Manifest, Replica
 from llm_operator.plan.children.cache import is_cached
 from llm_operator.plan.ownership import is_followed, may_apply, may_delete
-from llm_operator.plan.pod import files
 from llm_operator.plan.pod.template_record import read, template_in_force
 
 from engine_server.contract import labels
@@ -74,16 +73,8 @@ def as_json(value: object) -> bytes:
 
 
 def write_children() -> dict[str, bytes]:
-    """Return the children of today's pods, and the files of a pod template of 0.2.0."""
-    children = planned(MANIFEST)
-    written = [*children.values(), *files.plan(DEPLOYMENT, as_of_0_2_0(template(children)), SETTINGS)]
-    return {f"{child['kind']} {child['metadata']['name']}": as_json(marked(child)) for child in written}
-
-
-def as_of_0_2_0(content: Manifest) -> Manifest:
-    """Return a pod template with the name that 0.2.0 gave to the ConfigMap with files."""
-    renamed: Manifest = json.loads(json.dumps(content).replace(files.config_map(DEPLOYMENT), "llama-files"))
-    return renamed
+    children = planned(MANIFEST).values()
+    return {f"{child['kind']} {child['metadata']['name']}": as_json(marked(child)) for child in children}
 
 
 def read_child(content: bytes) -> dict[str, Any]:
@@ -141,6 +132,22 @@ def read_service(service: Manifest) -> dict[str, Any]:
     found = msgspec.convert(endpoint_slice, EndpointSlice)
     pods = {pod: str(address) for pod, address in serving_pods([found]).items()}
     return {"owner": str(found.owner), "pods": pods, "selects": service["spec"]["selector"]}
+
+
+# --- the hashes by which an operator finds the template that another one has recorded for a spec
+
+
+def write_spec_hashes() -> dict[str, bytes]:
+    return {
+        case: as_json({"spec": spec, "hash": spec_hash(parse(MANIFEST | {"spec": spec}).spec)})
+        for case, spec in SPECS.items()
+    }
+
+
+def read_spec_hash(content: bytes) -> dict[str, Any]:
+    recorded = json.loads(content)
+    spec = parse(MANIFEST | {"spec": recorded["spec"]}).spec
+    return {"is of the spec": recorded["hash"] in equal_hashes(spec)}
 
 
 # --- the command lines of pods
@@ -362,6 +369,7 @@ def read_deployment(content: bytes) -> dict[str, Any]:
 
 EXCHANGES = (
     Exchange("children", "operator -> operator, router", write_children, read_child, "metadata"),
+    Exchange("spec-hashes", "operator -> operator", write_spec_hashes, read_spec_hash),
     Exchange("arguments", "operator -> engine, fairlead fetch", write_arguments, read_arguments),
     Exchange("engine-keys", "operator's ConfigMap -> engine", write_key_files, read_key_file, "key_lines"),
     Exchange(

@@ -28,7 +28,7 @@ from engine_server.contract.errors import AnthropicErrorBody, ErrorBody
 from engine_server.contract.memory_shortage import find_shortage
 
 # Annotations whose values a release computes as it sees fit.
-COMPUTED = ("FILES_HASH", "SPEC_HASH", "POD_TEMPLATE", "APPLIED", "RECORD_HASH", "FETCH_HASH", "FETCH_SPEC")
+COMPUTED = ("SPEC_HASH", "POD_TEMPLATE", "APPLIED", "RECORD_HASH", "FETCH_SPEC")
 
 
 def texts_in(module: Any) -> dict[str, str]:

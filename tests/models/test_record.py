@@ -1,6 +1,5 @@
 """The record of a fetch, compared by whoever finds the folder."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -76,12 +75,8 @@ def change_weights(folder: Path) -> None:
     (folder / WEIGHTS).write_bytes(b"1" * 100)
 
 
-def as_0_2_0_fetches(folder: Path) -> None:
-    """Leave the record that 0.2.0 writes, which has the sizes alone."""
+def delete_the_checksums(folder: Path) -> None:
     (folder / record.CHECKSUMS).unlink()
-    (folder / record.SIZES).write_text(
-        json.dumps({name: len(content) for name, content in FILES.items()}, indent=0)
-    )
 
 
 def add_files_of_others(folder: Path) -> None:
@@ -100,7 +95,7 @@ def test_an_engine_refuses_a_fetched_model_whose_files_have_changed(
         resolve(str(fetched))
 
 
-@pytest.mark.parametrize("change", [leave, add_files_of_others, as_0_2_0_fetches])
+@pytest.mark.parametrize("change", [leave, add_files_of_others, delete_the_checksums])
 def test_an_engine_takes_a_model_as_it_was_fetched(fetched: Path, change: Callable[[Path], None]) -> None:
     change(fetched)
 
@@ -140,18 +135,7 @@ def test_a_fetch_compares_the_content_of_weights_too_and_an_engine_their_size(fe
     assert record.differences(fetched, record.all_but_weights) == []
 
 
-def test_a_folder_of_0_2_0_is_compared_by_its_sizes_alone(fetched: Path) -> None:
-    as_0_2_0_fetches(fetched)
-    change_weights(fetched)
-    assert record.differences(fetched, record.every_file) == []
+def test_a_model_whose_checksums_were_deleted_is_fetched_again(fetched: Path) -> None:
+    delete_the_checksums(fetched)
 
-    cut_weights(fetched)
-
-    assert record.differences(fetched, record.every_file) == [WEIGHTS]
-
-
-def test_sizes_are_those_that_0_2_0_compares(fetched: Path) -> None:
-    sizes = json.loads((fetched / record.SIZES).read_bytes())
-
-    checksums = (fetched / record.CHECKSUMS).stat().st_size
-    assert sizes == {name: len(content) for name, content in FILES.items()} | {record.CHECKSUMS: checksums}
+    assert record.differences(fetched, record.every_file) == [record.CHECKSUMS]

@@ -70,8 +70,8 @@ FAULTS = (
     Fault(
         "a template that somebody has modified is taken for the operator's",
         f"{PLAN}/pod/template_record.py",
-        "if not is_of_0_1_0 and given != record_hash(template, made_for, rolled_at):",
-        "if not is_of_0_1_0 and given is None:",
+        "if given != record_hash(template, made_for, rolled_at):",
+        "if given is None:",
         (f"{TESTS}/pod/test_template_record.py",),
     ),
     Fault(

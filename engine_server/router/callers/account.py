@@ -100,8 +100,8 @@ class Counts(msgspec.Struct, frozen=True):
     # All that this router knows of, from all routers.
     requests_last_minute: Total
     tokens_owed: Amount
-    # Estimated for the requests in flight at this router. Routers of release 0.2.0 have none.
-    tokens_estimated: Total = 0
+    # Estimated for the requests in flight at this router.
+    tokens_estimated: Total
 
     @property
     def tokens_counted(self) -> int:

@@ -103,4 +103,6 @@ class Ledger:
             account.in_flight_elsewhere = sum(peer.keys.get(name, NOTHING).in_flight for peer in answering)
 
 
-NOTHING = Counts(requests=0, tokens=0, in_flight=0, requests_last_minute=0, tokens_owed=0.0)
+NOTHING = Counts(
+    requests=0, tokens=0, in_flight=0, requests_last_minute=0, tokens_owed=0.0, tokens_estimated=0
+)

@@ -47,7 +47,7 @@ class Journal(msgspec.Struct):
     id: str = ""
     created: int = 0
     seed: int = 0
-    # None if the first report has none, as those of 0.2.0.
+    # None before the first report.
     cached_tokens: int | None = None
     prompt_tokens: int | None = None
     prompt_hash: str | None = None

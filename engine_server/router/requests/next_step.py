@@ -55,7 +55,7 @@ class View(msgspec.Struct, frozen=True):
     expendable: bool
     # The fingerprint of the model or adapter in the request, as it reported it; None if it did not.
     fingerprint: bytes | None
-    # It has reported the fingerprint of its own model, which engines of an earlier release do not.
+    # It has reported the fingerprint of its own model, which engines of another make do not.
     has_fingerprint: bool
     # The request is for an adapter.
     for_adapter: bool
@@ -207,7 +207,7 @@ def judge(refusal: Refusal, view: View) -> Judgement | None:
             # The engine lost it just now, or has not loaded it again since a restart.
             return Judgement(Verdict(Kind.LACKING), budgeted=True)
         case ErrorCode.MODEL_NOT_FOUND if view.known_to_engines:
-            # An engine of an earlier release knows the names in its arguments alone, and reports no fingerprint.
+            # An engine of another make knows the names in its arguments alone, and reports no fingerprint.
             if not view.has_fingerprint:
                 return Judgement()
             return Judgement(Verdict(Kind.RETIRE, "its address belongs to another deployment"))

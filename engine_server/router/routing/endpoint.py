@@ -184,7 +184,7 @@ class Endpoint:
         # The hashes of all that a continued stream depends on, as the engine reported them (`Fairlead-Model`): by
         # adapter, and with the key "" that of the model itself.
         self.fingerprints: dict[str, bytes] = {}
-        # The hash of the settings of its streams (`Fairlead-Stream`); empty for engines up to 0.2.0.
+        # The hash of the settings of its streams (`Fairlead-Stream`); empty if it has reported none.
         self.stream_settings = b""
         self.reported_load = ReportedLoad()
         # Time of the last report of the load, 0.0 before the first.

@@ -69,11 +69,7 @@ class TokenReports:
 
 
 class UsageReport:
-    """Writes one report, of the usage, before the end of a stream that can't be continued.
-
-    Routers of 0.2.0 take a stream with an earlier one for one that can be continued, and look for reports where a chunk
-    begins, as the end does.
-    """
+    """Writes one report, of the usage, before the end of a stream that can't be continued."""
 
     def __init__(self, renderer: EventRenderer) -> None:
         self._renderer = renderer
@@ -85,7 +81,7 @@ class UsageReport:
         end = self._renderer.end
         if self._usage is None:
             return end
-        # The seed is of no use, and a router of 0.2.0 demands one.
+        # A report has a seed, which is of no use here.
         return TokenReport(seed=0, events=end.count(b"\n\n"), usage=self._usage).encode() + end
 
     def event(self, event: GenerationEvent) -> bytes:

@@ -8,7 +8,6 @@ from msgspec import Meta, inspect
 
 from engine_server.contract.api import API_VERSION, DEFAULT_NAMESPACE, KIND, Key
 from engine_server.contract.labels import ROLLED_AT_ANNOTATION
-from engine_server.contract.served_names import NameClaim
 from llm_operator.api import rules, validation
 from llm_operator.api.bounds import check_form, check_size
 from llm_operator.api.schema import (
@@ -155,11 +154,6 @@ class LLMDeployment(Section, frozen=True):
     def has_adapters(self) -> bool:
         """True if the engines serve adapters, even if there are none at present."""
         return self.spec.adapters is not None
-
-    @property
-    def routed_names(self) -> tuple[str, ...]:
-        """Every name under which the router may send a request."""
-        return NameClaim(0.0, self.key, self.served_names).names
 
 
 LLMDEPLOYMENT = inspect.type_info(Annotated[LLMDeployment, ruled(*rules.OBJECT_RULES)])

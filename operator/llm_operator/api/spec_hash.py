@@ -12,10 +12,9 @@ from llm_operator.api.model_cache import DEFAULT_ACCESS_MODE
 from llm_operator.api.schema import NOT_IN_PODS, Section
 from llm_operator.api.sections.model import Model
 from llm_operator.api.sections.resources import DEFAULT_GPU_RESOURCE, Resources
-from llm_operator.api.sections.routing import Routing
 from llm_operator.api.spec import LLMDeploymentSpec
 
-# Begins the hashes of this module's function; those of 0.1.0 begin with a hexadecimal digit.
+# Begins a hash, and names the function that computes it.
 MARK = "v2-"
 EMPTY: tuple[object, ...] = (None, [], {})
 
@@ -58,15 +57,6 @@ def spellings(section: S, field: str, default: str) -> tuple[S, ...]:
     if getattr(section, field) not in (None, default):
         return (section,)
     return tuple(msgspec.structs.replace(section, **{field: value}) for value in (None, default))
-
-
-def hash_of_0_1_0(spec: LLMDeploymentSpec) -> str:
-    """Return the hash by which release 0.1.0 recorded a spec.
-
-    It covers defaults that are written out, since msgspec leaves out only values that are the default object itself.
-    """
-    given = msgspec.structs.replace(without_zero_gpus(spec), replicas=1, autoscaling=None, routing=Routing())
-    return digest(msgspec.json.encode(given, order="sorted"))
 
 
 def without_zero_gpus(spec: LLMDeploymentSpec) -> LLMDeploymentSpec:

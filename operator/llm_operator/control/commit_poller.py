@@ -23,7 +23,7 @@ MOST_FAILURES = 5
 
 
 class Readiness(msgspec.Struct, frozen=True):
-    """The answer of an engine's /ready. Those up to 0.2.0, and those whose model is of no hub, report no commit."""
+    """The answer of an engine's /ready. An engine whose model is of no hub reports no commit."""
 
     commit: Annotated[str, Meta(pattern=f"^({COMMIT})?$")] = ""
 

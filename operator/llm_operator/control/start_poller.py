@@ -20,7 +20,7 @@ MOST_FAILURES = 7
 
 
 class Readiness(msgspec.Struct, frozen=True):
-    """The answer of an engine's /ready. Engines before 0.2.0 do not report seconds."""
+    """The answer of an engine's /ready. One that is ready has neither phase nor percent."""
 
     status: Word
     phase: Word = ""

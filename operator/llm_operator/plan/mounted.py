@@ -16,7 +16,7 @@ def mounted(
     """
     names = {name for owner in owners(deployment, observed, planned) for name in config_maps(owner)}
     retained = {name for owner in observed.replica_sets for name in config_maps(owner)}
-    names |= {name for name in retained if name.startswith(f"{deployment.name}-files")}
+    names |= {name for name in retained if name.startswith(f"{deployment.name}-files-")}
     status = observed.workload(deployment.name).get("status", {})
     if status.get("replicas", 0) != status.get("updatedReplicas", 0):
         # There are former replicas, whose ReplicaSet may not have been listed yet.

@@ -81,7 +81,7 @@ def owners_of(existing: Manifest) -> set[str]:
 def has_label(existing: Manifest, deployment: LLMDeployment) -> bool:
     """Return True if an object has the label of our children."""
     given = existing["metadata"].get("labels", {})
-    return labels.owner_name(given.get(labels.LLMDEPLOYMENT_LABEL, "")) == deployment.name
+    return bool(given.get(labels.LLMDEPLOYMENT_LABEL) == deployment.name)
 
 
 def may_apply(existing: Manifest, deployment: LLMDeployment) -> bool:

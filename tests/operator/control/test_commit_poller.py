@@ -87,7 +87,7 @@ async def test_what_is_no_commit_is_no_answer(engine: Engine, commit: object) ->
     assert (commits.commits[KEY], engine.questions) == ({"a": ""}, MOST_FAILURES)
 
 
-async def test_an_engine_of_an_earlier_release_is_asked_once(engine: Engine) -> None:
+async def test_an_engine_that_reports_no_commit_is_asked_once(engine: Engine) -> None:
     del engine.answer["commit"]
     commits, _ = poller()
     commits.follow(KEY, [REPLICA])

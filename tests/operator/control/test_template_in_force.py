@@ -1,17 +1,12 @@
 """The pod template in force, against a real API server; the tests act as the Deployment's controller."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 from kubernetes_client import STRATEGIC
 from llm_operator.plan.pod.template_record import TemplateRecord
 from waiting import until
-
-from engine_server.contract.labels import selector
-
-RECORDS_OF_0_1_0 = (Path(__file__).parents[1] / "plan" / "records_of_0_1_0.json").read_text()
 
 pytestmark = pytest.mark.usefixtures("operator")
 
@@ -121,38 +116,16 @@ def test_a_live_template_that_was_modified_with_its_record_is_rendered_anew(
     until(lambda: engine(world, name)["image"] == "engine:1")
 
 
-def test_a_deployment_of_0_1_0_keeps_its_template_and_gets_a_new_record(world: Any, manifest: Any) -> None:
-    records = json.loads(RECORDS_OF_0_1_0.replace("=default/", f"={world.namespace}/"))
-    record = records["a package on a fraction of a cpu"]
-    given = manifest("smollm2", **record["spec"])
-    template = json.loads(record["annotations"]["fairlead.dev/pod-template"])
-    labels = template["metadata"]["labels"]
-    world.apply(
-        {
-            "apiVersion": "apps/v1",
-            "kind": "Deployment",
-            "metadata": {
-                "name": "smollm2-engine",
-                "labels": labels,
-                "annotations": record["annotations"],
-            },
-            "spec": {"selector": {"matchLabels": selector("smollm2")}, "template": template},
-        },
-    )
-    before = world.get("deployment", "smollm2-engine")["spec"]["template"]
+def test_a_deployment_of_an_earlier_release_keeps_its_template(world: Any, manifest: Any, name: str) -> None:
+    world.apply(manifest(name))
+    until(lambda: annotations(world, name))
+    upgrade(world, name)
+    before = world.get("deployment", f"{name}-engine")["spec"]["template"]
 
-    world.apply(given)
+    world.apply(manifest(name, replicas=2))
 
-    after = until(lambda: rewritten(world))
-    assert after["spec"]["template"] == before
-    assert "--served-model-name=smollm2" in after["spec"]["template"]["spec"]["containers"][0]["args"]
-
-
-def rewritten(world: Any) -> dict[str, Any] | None:
-    workload = world.get("deployment", "smollm2-engine")
-    assert isinstance(workload, dict)
-    is_new = workload["metadata"]["annotations"]["fairlead.dev/spec-hash"].startswith("v2-")
-    return workload if is_new else None
+    until(lambda: world.get("deployment", f"{name}-engine")["spec"]["replicas"] == 2)
+    assert world.get("deployment", f"{name}-engine")["spec"]["template"] == before
 
 
 def test_rolled_at_is_recorded_for_every_llmdeployment_that_is_annotated(

@@ -81,20 +81,8 @@ def test_an_engine_that_started_before_the_end_of_the_last_download_does_not_cou
     }
 
 
-def test_a_deployment_of_0_2_0_has_no_time_of_its_download(planned: Any, manifest: Any) -> None:
+def test_an_engine_that_is_ready_has_found_its_model(planned: Any, manifest: Any) -> None:
     children = served(planned, manifest)
-    del children[WORKLOAD]["metadata"]["annotations"]["fairlead.dev/cached-at"]
-
-    assert "Job" in kinds(planned(manifest(model=MINE), seen(children, EMPTY, BEFORE)))
-    settled = planned(manifest(model=MINE), Observed(children=children)).child("Deployment")
-    assert "fairlead.dev/cached-at" not in settled["metadata"]["annotations"]
-
-
-@pytest.mark.parametrize("is_of_0_2_0", [False, True])
-def test_an_engine_that_is_ready_has_found_its_model(planned: Any, manifest: Any, is_of_0_2_0: bool) -> None:
-    children = served(planned, manifest)
-    if is_of_0_2_0:
-        del children[WORKLOAD]["metadata"]["annotations"]["fairlead.dev/cached-at"]
 
     assert "Job" not in kinds(planned(manifest(model=MINE), seen(children, EMPTY, AFTER, is_ready=True)))
 

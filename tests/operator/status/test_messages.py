@@ -69,8 +69,8 @@ def test_a_token_in_place_of_the_user_is_removed() -> None:
     "message",
     [
         "hf://org/name@main: the repository at https://huggingface.co has no revision main",
-        'Back-off pulling image "registry:5000/fairlead:0.1.0@sha256:0123abcd"',
-        "Back-off pulling image fairlead:0.1.0@sha256:0123abcd",
+        'Back-off pulling image "registry:5000/fairlead:1.2.3@sha256:0123abcd"',
+        "Back-off pulling image fairlead:1.2.3@sha256:0123abcd",
         "0/2 nodes are available: 1 node(s) had untolerated taint {nvidia.com/gpu: present}.",
         "what is wrong? nothing",
         "see https://huggingface.co/org/name, then retry at 12:30:00",

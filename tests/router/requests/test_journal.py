@@ -38,10 +38,10 @@ def test_request_to_continue_a_stream_has_the_terms_of_its_beginning():
     journal = recorded(counted, uncounted)
     journal.settings = settings
     head = resume_message(request, b"", journal)[0]
-    of_earlier_release = resume_message(request, b"", recorded(FIRST, uncounted))[0]
+    without_terms = resume_message(request, b"", recorded(FIRST, uncounted))[0]
 
     assert b"Fairlead-Stream: cached=16, prompt=%b, settings=%b\r\n" % (prompt.encode(), settings) in head
-    assert b"Fairlead-Stream" not in of_earlier_release
+    assert b"Fairlead-Stream" not in without_terms
 
 
 def test_tokens_that_are_not_kept_are_counted_and_known_with_the_prompt_of_the_first_report():

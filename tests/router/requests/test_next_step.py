@@ -58,7 +58,7 @@ BEGUN = StreamState(begun=True, resumable=True, fingerprint=b"weights-1")
 STUCK = StreamState(begun=True, resumable=False, fingerprint=b"weights-1")
 
 TOLD = {"known_to_engines": True}
-EARLIER_RELEASE = {"known_to_engines": True, "has_fingerprint": False}
+OTHER_MAKE = {"known_to_engines": True, "has_fingerprint": False}
 ADAPTER = {"known_to_engines": True, "for_adapter": True}
 # The codes that say something of one engine. All others depend on the status alone.
 SPECIAL = {
@@ -85,7 +85,7 @@ REFUSALS: list[tuple[int, ErrorCode | None, dict[str, bool], Verdict | None, boo
         Verdict(Kind.RETIRE, "its address belongs to another deployment"),
         NO_BUDGET,
     ),
-    (404, ErrorCode.MODEL_NOT_FOUND, EARLIER_RELEASE, None, NO_BUDGET),
+    (404, ErrorCode.MODEL_NOT_FOUND, OTHER_MAKE, None, NO_BUDGET),
     (500, ErrorCode.REQUEST_FAILED, {}, None, None),
     (503, None, {}, Verdict(Kind.SUSPECT, "it answered 503", Cause.REFUSING), BUDGET),
     (500, None, {}, Verdict(Kind.FAILED, "it answered 500"), BUDGET),

@@ -383,9 +383,7 @@ async def test_a_replica_of_another_deployment_is_out_until_it_is_listed_again(
     await eventually(is_used_again)
 
 
-async def test_a_replica_of_an_earlier_release_stays_in_use_after_an_unknown_model(
-    start_engine, start_router
-):
+async def test_a_replica_of_another_make_stays_in_use_after_an_unknown_model(start_engine, start_router):
     engine = await start_engine(refuse(404, "model_not_found"))
     router = await start_router(sources=[KnownSource(engine)])
     for _ in range(2):

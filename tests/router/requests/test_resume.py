@@ -227,8 +227,8 @@ async def test_replica_whose_other_settings_are_known_is_not_asked(start_engine,
     assert not any(request.header("Fairlead-Resume") for request in other.received)
 
 
-@pytest.mark.parametrize("first", [SETTINGS.encode(), b""], ids=["to 0.2.0", "from 0.2.0"])
-async def test_replica_of_an_earlier_release_continues_and_is_continued(start_engine, start_router, first):
+@pytest.mark.parametrize("first", [SETTINGS.encode(), b""], ids=["the second", "the first"])
+async def test_replica_that_reports_no_settings_continues_and_is_continued(start_engine, start_router, first):
     second = b"" if first else SETTINGS.encode()
     engines = [
         await start_engine(Stream(2, settings=first, prompt=PROMPT if first else None)),

@@ -185,7 +185,7 @@ def test_prefix_spreads_one_key_over_all_endpoints_under_load():
 
 
 def test_prompts_without_a_scope_keep_their_places_in_the_ring():
-    """Routers of an earlier release, which know no scopes, choose the same endpoints."""
+    """Routers of two releases that run side by side choose the same endpoints."""
     endpoints = new_endpoints([0] * 8)
     ring, policy = Ring(endpoints), Prefix(endpoints)
     for number in range(50):

@@ -45,12 +45,12 @@ def test_first_report_has_the_cached_tokens_and_a_continuation_repeats_them(scri
         whole, groups = begin(scripted, name)
         scripted.core.scripted.num_cached = 0
         rest = resume(scripted, name, whole, groups[:2], StreamTerms(16).header())
-        earlier = resume(scripted, name, whole, groups[:2])
+        uncounted = resume(scripted, name, whole, groups[:2])
 
     assert [group.report.cached_tokens for group in groups] == [16] + [None] * (len(groups) - 1)
     assert groups[-1].report.usage is not None and re.search(rb'"cache[a-z_]*":16', whole.body)
     assert [group.events for group in rest] == [group.events for group in groups[2:]]
-    assert b":16" not in earlier[-1].events  # of a router that reports no count
+    assert b":16" not in uncounted[-1].events  # without the count in the request
 
 
 def test_reported_tokens_are_those_of_the_answer(scripted: Any) -> None:

@@ -72,8 +72,8 @@ class Status(msgspec.Struct, rename="camel"):
     """The status of an LLMDeployment."""
 
     conditions: list[Condition] = []
-    # Restarts of the replicas' containers; None from operators before 0.2.0.
-    restarts: Count | None = None
+    # Restarts of the replicas' containers.
+    restarts: Count = 0
     adapters: list[DeploymentAdapter] = []
     failed_start: FailedStart | None = None
 

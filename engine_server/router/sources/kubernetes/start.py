@@ -44,9 +44,9 @@ def pause_after_failure(deployment: LLMDeployment) -> Obstacle | None:
 
 def is_first_failure(deployment: LLMDeployment) -> bool:
     """Return True for an engine that ended once: the next attempt may succeed."""
-    condition, restarts = deployment.not_ready, deployment.status.restarts
+    condition = deployment.not_ready
     is_loop = condition is not None and condition.reason == Reason.CRASH_LOOP
-    return is_loop and restarts is not None and restarts < LOOP_RESTARTS
+    return is_loop and deployment.status.restarts < LOOP_RESTARTS
 
 
 class Cluster(Protocol):

@@ -13,7 +13,7 @@ import msgspec
 
 from engine_server.contract import api
 from engine_server.contract.api import Key
-from engine_server.contract.labels import LLMDEPLOYMENT_LABEL, owner_name
+from engine_server.contract.labels import LLMDEPLOYMENT_LABEL
 from engine_server.contract.nesting import decode_shallow
 from llm_operator.control.resources import CHILD_KINDS, LLMDEPLOYMENTS, PODS, REPLICA_SETS, Resource
 from llm_operator.control.watching.claims import Claims, claim_of
@@ -158,7 +158,7 @@ def owners(resource: Resource, manifest: Manifest) -> frozenset[Key]:
         for reference in metadata.get("ownerReferences", ())
         if (reference["apiVersion"], reference["kind"]) == (api.API_VERSION, api.KIND)
     }
-    if owner := owner_name(metadata.get("labels", {}).get(LLMDEPLOYMENT_LABEL, "")):
+    if owner := metadata.get("labels", {}).get(LLMDEPLOYMENT_LABEL):
         names.add(owner)
     return frozenset(Key(namespace, owner) for owner in names)
 

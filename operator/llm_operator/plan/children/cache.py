@@ -161,8 +161,7 @@ def job(
     """Plan the Job. A running one keeps its template, unless its own LLMDeployment asks for another now.
 
     In that case no Job is planned: the running one is deleted, and then created anew. An upgrade of the operator
-    does not restart a running download. One that 0.2.0 has created counts as made for the present spec of its
-    LLMDeployment.
+    does not restart a running download.
 
     Raises SpecError before the download, unless the engines' template is there already: also for what only their pod
     has, and for what a podTemplate has for the container that fetches and the Job leaves out.
@@ -179,13 +178,10 @@ def job(
         return
     metadata = existing["metadata"]
     own_spec = wanted["metadata"]["annotations"][labels.FETCH_SPEC_ANNOTATION]
-    is_own = metadata["annotations"].get(labels.FETCH_OWNER_ANNOTATION) == deployment.metadata.uid
-    made_for = metadata["annotations"].get(labels.FETCH_SPEC_ANNOTATION, own_spec if is_own else None)
+    made_for = metadata["annotations"].get(labels.FETCH_SPEC_ANNOTATION)
     if is_followed(existing, deployment) and made_for != own_spec:
         return
     kept = shared_child(deployment, key, settings, spec=existing["spec"])
     # What another one has applied is repeated as it is: a different value would be a conflict.
     kept["metadata"] |= {name: metadata[name] for name in ("labels", "annotations")}
-    if is_own:
-        kept["metadata"]["annotations"] = {**metadata["annotations"], labels.FETCH_SPEC_ANNOTATION: made_for}
     yield kept

@@ -32,8 +32,6 @@ def plan(deployment: LLMDeployment, observed: Observed, settings: Settings) -> I
         if not settings.engine_keys:
             # At once, also during a download: the router has no key any more.
             template = keys.without_router_key(template, deployment.name)
-        if not is_waiting:
-            template = files.with_present_name(template, deployment, observed)
         record = replace(record, template=template)
     yield from files.plan(deployment, record.template, settings)
     rollout = deployment.spec.rollout

@@ -47,18 +47,16 @@ PLACEMENT = (
 
 
 def fetch_job(deployment: LLMDeployment, cache: ModelCache, settings: Settings) -> Manifest:
-    template = fetch_template(deployment, cache, settings)
     spec = {
         "backoffLimit": BACKOFF_LIMIT,
         "podReplacementPolicy": "Failed",
         "ttlSecondsAfterFinished": SECONDS_AFTER_FINISHED,
-        "template": template,
+        "template": fetch_template(deployment, cache, settings),
     }
     manifest = shared_child(deployment, fetch_key(cache.name), settings, spec=spec)
     manifest["metadata"]["annotations"] = {
         labels.FETCH_OWNER_ANNOTATION: deployment.metadata.uid,
         labels.FETCH_SPEC_ANNOTATION: fetch_spec(deployment, settings),
-        labels.FETCH_HASH_ANNOTATION: digest(json.dumps(template, sort_keys=True).encode()),
     }
     return manifest
 

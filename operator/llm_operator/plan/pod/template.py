@@ -11,8 +11,6 @@ from llm_operator.api.schema import SpecError
 from llm_operator.plan.pod.overlay import PATH
 from llm_operator.plan.pod.volumes import FETCHED
 
-SERVED_NAME_FLAG = "--served-model-name="
-
 
 class Part(msgspec.Struct, frozen=True, rename="camel"):
     """An object of Kubernetes, of which the fields that are read have their types."""
@@ -80,20 +78,10 @@ class PodTemplate(Part, frozen=True):
     spec: PodSpec = PodSpec()
 
     @property
-    def served_names(self) -> set[str]:
-        arguments = (argument for container in self.spec.containers for argument in container.args)
-        named = (argument for argument in arguments if argument.startswith(SERVED_NAME_FLAG))
-        return {argument.removeprefix(SERVED_NAME_FLAG) for argument in named}
-
-    @property
     def model(self) -> str:
-        """The URI of the model that engines with adapters serve; empty if the template of 0.2.0 does not have it."""
+        """The URI of the model that engines with adapters serve; empty if the template is for none."""
         variables = (each for container in self.spec.containers for each in container.env)
-        named = [each.value for each in variables if each.name == MODEL_VARIABLE]
-        fetched = [
-            uri for each in self.spec.init_containers if "fetch" in each.args[:1] for uri in each.args[1:2]
-        ]
-        return next(iter((*named, *fetched)), "")
+        return next((each.value for each in variables if each.name == MODEL_VARIABLE), "")
 
     @property
     def model_claim(self) -> str | None:
@@ -114,11 +102,6 @@ class PodTemplate(Part, frozen=True):
         mounted = [volume.config_map for volume in self.spec.volumes]
         mounted += [source.config_map for sources in projected for source in sources]
         return {config_map.name for config_map in mounted if config_map}
-
-    @property
-    def files_hash(self) -> str | None:
-        """The hash of the files that it was rendered for, if there were any."""
-        return self.metadata.annotations.get(labels.FILES_HASH_ANNOTATION)
 
 
 def typed(template: object) -> PodTemplate:

@@ -18,7 +18,7 @@ from llm_operator.api.schema import SpecError
 from llm_operator.api.sections.cache import Cache
 from llm_operator.api.sections.model import Model
 from llm_operator.api.spec import LLMDeployment
-from llm_operator.api.spec_hash import MARK, digest, equal_hashes, hash_of_0_1_0, spec_hash
+from llm_operator.api.spec_hash import digest, equal_hashes, spec_hash
 from llm_operator.observed import Manifest, Observed, revision
 from llm_operator.plan.pod.template import PodTemplate, typed
 
@@ -90,16 +90,12 @@ def recorded_annotations(deployment: LLMDeployment, observed: Observed) -> Itera
 
 
 def read(annotations: dict[str, str]) -> TemplateRecord | None:
-    """Return the record in annotations; None if there is none, or if it is broken or was modified.
-
-    Records of 0.1.0 have no hash of their own.
-    """
+    """Return the record in annotations; None if there is none, or if it is broken or was modified."""
     template = annotations.get(labels.POD_TEMPLATE_ANNOTATION, "")
     made_for = annotations.get(labels.SPEC_HASH_ANNOTATION, "")
     rolled_at = annotations.get(labels.ROLLED_AT_ANNOTATION, "")
     given = annotations.get(labels.RECORD_HASH_ANNOTATION)
-    is_of_0_1_0 = given is None and not made_for.startswith(MARK)
-    if not is_of_0_1_0 and given != record_hash(template, made_for, rolled_at):
+    if given != record_hash(template, made_for, rolled_at):
         return None
     try:
         return TemplateRecord(msgspec.json.decode(template, type=dict[str, Any]), made_for, rolled_at)
@@ -116,15 +112,10 @@ def suits(record: TemplateRecord, deployment: LLMDeployment) -> bool:
     template = typed(record.template)
     is_adopted = deployment.rolled_at in ("", record.rolled_at)
     return (
-        is_made_for(record.spec_hash, deployment)
+        record.spec_hash in equal_hashes(deployment.spec)
         and is_adopted
         and has_cache_of(template, deployment.spec.model)
-        and answers(template, deployment)
     )
-
-
-def is_made_for(recorded_hash: str, deployment: LLMDeployment) -> bool:
-    return recorded_hash in equal_hashes(deployment.spec) or recorded_hash == hash_of_0_1_0(deployment.spec)
 
 
 def has_cache_of(template: PodTemplate, model: Model) -> bool:
@@ -133,15 +124,6 @@ def has_cache_of(template: PodTemplate, model: Model) -> bool:
         return not template.is_fetching
     former = model_cache(msgspec.structs.replace(model, cache=Cache(size="1")))
     return former is None or former.claim != template.model_claim
-
-
-def answers(template: PodTemplate, deployment: LLMDeployment) -> bool:
-    """Return True if engines of this template answer to every name of the deployment.
-
-    Engines of 0.1.0 answer only to the names in their arguments; later ones to any that the router sends them.
-    """
-    given = template.served_names
-    return given == {str(deployment.key)} or given >= set(deployment.routed_names)
 
 
 def live(deployment: LLMDeployment, observed: Observed) -> TemplateRecord | None:

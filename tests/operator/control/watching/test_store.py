@@ -105,16 +105,6 @@ def test_replica_sets_are_kept_with_the_volumes_of_their_template_alone() -> Non
     assert kept["spec"] == {"replicas": 2, "template": {"spec": {"volumes": volumes}}}
 
 
-def test_files_belong_to_the_llmdeployment_that_their_label_begins_with() -> None:
-    store = Store()
-    labels = {"fairlead.dev/llmdeployment": "a.files"}
-
-    affected = store.put(CHILDREN["v1", "ConfigMap"], service(5, name="a-files-1", labels=labels))
-
-    assert affected == {KEY}
-    assert list(store.children(KEY)) == [("v1", "ConfigMap", "a-files-1")]
-
-
 def test_readers_cannot_change_what_is_stored() -> None:
     store = Store()
     store.put(SERVICES, service(5))

@@ -21,20 +21,6 @@ def after(goal: Any) -> dict[ChildKey, dict[str, Any]]:
     return dict(goal.goal.apply)
 
 
-def as_of_0_2_0(goal: Any) -> dict[ChildKey, dict[str, Any]]:
-    """Return the children with a Job that 0.2.0 has created: with another template, and no hash of the spec."""
-    children = after(goal)
-    (key,) = (key for key in children if key.kind == "Job")
-    job = children[key]
-    annotations = {"fairlead.dev/fetch-owner": "a", "fairlead.dev/fetch-hash": "21e89c14a09cf5f0"}
-    children[key] = {
-        **job,
-        "metadata": {**job["metadata"], "annotations": annotations},
-        "spec": {**job["spec"], "template": {"metadata": {}, "spec": {"containers": []}}},
-    }
-    return children
-
-
 def test_another_number_of_gpus_does_not_restart_a_download(planned: Any, manifest: Any) -> None:
     first = planned(owned_by("a", manifest(model=CREATED, resources={"gpu": 1})))
 
@@ -59,37 +45,6 @@ def test_a_download_takes_a_profile_that_was_corrected(planned: Any, manifest: A
 
     assert same.child("Job") == first.child("Job") and not same.goal.delete
     assert [key.kind for key in corrected.goal.delete] == ["Job"]
-
-
-def test_an_upgrade_from_0_2_0_does_not_restart_a_download_and_a_later_change_does(
-    planned: Any, manifest: Any
-) -> None:
-    given = owned_by("a", manifest(model=CREATED))
-    children = as_of_0_2_0(planned(given))
-
-    upgraded = planned(given, Observed(children=children))
-    env = [{"name": "HTTPS_PROXY", "value": "http://proxy"}]
-    changed = planned(
-        owned_by("a", manifest(model=CREATED, engine={"env": env})), Observed(children=after(upgraded))
-    )
-
-    job = upgraded.child("Job")
-    assert job["spec"] == children[ChildKey.of(job)]["spec"]
-    # 0.2.0 reads it after a rollback.
-    assert job["metadata"]["annotations"]["fairlead.dev/fetch-hash"] == "21e89c14a09cf5f0"
-    assert not upgraded.goal.delete
-    assert [key.kind for key in changed.goal.delete] == ["Job"]
-
-
-def test_a_job_of_0_2_0_whose_deployment_is_gone_is_replaced(planned: Any, manifest: Any) -> None:
-    children = as_of_0_2_0(planned(owned_by("a", manifest(model=CREATED), "first")))
-    other = owned_by("b", manifest(model=CREATED), "second")
-    children = {
-        key: {**child, "metadata": {**child["metadata"], "ownerReferences": [{"uid": "b"}]}}
-        for key, child in children.items()
-    }
-
-    assert [key.kind for key in planned(other, Observed(children=children)).goal.delete] == ["Job"]
 
 
 def test_the_pods_of_the_job_have_the_users_labels_and_annotations_and_not_the_engines(

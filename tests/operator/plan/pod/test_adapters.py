@@ -165,13 +165,11 @@ def replica_set(name: str, **template: Any) -> dict[str, Any]:
 def test_replicas_of_another_model_are_known_by_their_template() -> None:
     named = {"name": "engine", "env": [{"name": MODEL_VARIABLE, "value": "hf://org/old"}]}
     present = {"name": "engine", "env": [{"name": MODEL_VARIABLE, "value": "hf://org/new"}]}
-    # Of 0.2.0: the container that fetches has the URI, and a template with a claim does not.
-    fetching = {"name": "model", "args": ["fetch", "hf://org/old", "--to", "/models/model"]}
     sets = (
         replica_set("a1", containers=[named]),
         replica_set("b2", containers=[present]),
-        replica_set("c3", containers=[{"name": "engine"}], initContainers=[fetching]),
-        replica_set("d4", containers=[{"name": "engine"}]),
+        # Rendered for a spec without adapters.
+        replica_set("c3", containers=[{"name": "engine"}]),
     )
     pods = tuple(
         {
@@ -184,6 +182,6 @@ def test_replicas_of_another_model_are_known_by_their_template() -> None:
     )
     state = Observed(pods=pods, replica_sets=sets)
 
-    assert of_other_models(WantedAdapters([], "hf://org/new"), state) == {"a1", "c3"}
-    # Of 0.2.0, which names no model.
+    assert of_other_models(WantedAdapters([], "hf://org/new"), state) == {"a1"}
+    # A list that names no model is for any.
     assert of_other_models(WantedAdapters([]), state) == set()

@@ -51,7 +51,6 @@ def test_another_content_changes_the_pod_template(planned: Any, manifest: Any) -
 
     assert first["spec"]["volumes"] != second["spec"]["volumes"]
     assert first["spec"] | {"volumes": []} == second["spec"] | {"volumes": []}
-    assert first["metadata"]["annotations"] != second["metadata"]["annotations"]
 
 
 @pytest.mark.parametrize("files", [[], FILES[1:]])
@@ -59,7 +58,6 @@ def test_without_contents_there_is_no_config_map(planned: Any, manifest: Any, fi
     goal = planned(manifest(engine={"files": files}))
 
     assert config_map(goal) is None
-    assert "annotations" not in goal.template["metadata"]
 
 
 def test_variables_of_config_maps_and_secrets_reach_every_container(planned: Any, manifest: Any) -> None:

@@ -1,22 +1,37 @@
 """The keys by which engines recognise the router and the operator."""
 
-import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-from llm_operator.observed import KeyHashes, Observed, workload_key
+from llm_operator.observed import KeyHashes, Observed
 from llm_operator.plan.pod.keys import without_router_key
 from llm_operator.settings import Settings
 
+WITHOUT_KEYS = Settings(engine_image="engine:1")
 WITH_KEYS = Settings(engine_image="engine:1", engine_keys=True)
 NEXT_RELEASE = Settings(engine_image="engine:2", engine_keys=True, version="9.9.9")
-DEPLOYMENT = workload_key("smollm2")
-# Specs with the annotations that release 0.2.0 gave to their Deployments, named smollm2 in the namespace default: each
-# with keys.enabled and without.
-RECORDS_OF_0_2_0 = json.loads((Path(__file__).parents[1] / "records_of_0_2_0.json").read_text())
-WITHOUT_KEYS = [case for case in RECORDS_OF_0_2_0 if not case.endswith("with keys")]
+SPECS: dict[str, dict[str, Any]] = {
+    "a model alone": {},
+    "a claim on a cpu": {
+        "model": {"uri": "pvc://claim/some/folder"},
+        "resources": {"cpu": 4, "memory": "16Gi"},
+    },
+    "GPUs and a pod template": {
+        "resources": {"gpu": 4, "cpu": "1500m", "memory": "16Gi"},
+        "podTemplate": {
+            "metadata": {"annotations": {"a": "b"}},
+            "spec": {
+                "nodeSelector": {"gpu": "h200"},
+                "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}}],
+                "containers": [
+                    {"name": "engine", "lifecycle": None, "env": [{"name": "X", "value": "\u00e9"}]}
+                ],
+            },
+        },
+    },
+    "adapters": {"adapters": []},
+}
 
 
 def test_engines_get_hashes_of_their_keys_where_keys_are_enabled(planned: Any, manifest: Any) -> None:
@@ -60,15 +75,16 @@ def test_engines_ask_for_no_keys_once_these_are_disabled(planned: Any, manifest:
     assert without.template == planned(manifest()).template
 
 
-@pytest.mark.parametrize("case", WITHOUT_KEYS)
-def test_disabled_keys_leave_the_rest_of_a_template_of_0_2_0_as_it_is(
-    planned: Any, manifest: Any, case: str
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_disabled_keys_leave_the_rest_of_a_template_as_it_is(
+    planned: Any, manifest: Any, spec: dict[str, Any]
 ) -> None:
-    given, old = state_of_0_2_0(planned, manifest, f"{case}, with keys")
+    given = manifest(**spec)
+    with_keys = planned(given, settings=WITH_KEYS)
 
-    disabled = planned(given, old, Settings(engine_image="engine:2"))
+    disabled = planned(given, with_keys.observed, Settings(engine_image="engine:2"))
 
-    assert disabled.template == template_of_0_2_0(case)
+    assert disabled.template == planned(given).template != with_keys.template
     assert planned(given, disabled.observed).template == disabled.template
 
 
@@ -87,7 +103,7 @@ def test_disabled_keys_leave_engines_at_their_model_while_another_one_is_downloa
 
 def test_arguments_of_the_spec_stay_when_keys_are_disabled(planned: Any, manifest: Any) -> None:
     with_keys = planned(manifest(), settings=WITH_KEYS)
-    # An argument that 0.2.0 accepted, which is one of the operator's too.
+    # The user's come last, and one of them is the operator's too.
     with_keys.engine["args"] += ["--enable-admin", "--seed=1"]
 
     disabled = without_router_key(with_keys.template, "smollm2")
@@ -104,67 +120,54 @@ def test_running_engines_keep_their_template_when_keys_are_enabled(planned: Any,
     assert with_keys.template == without.template
 
 
-def template_of_0_2_0(case: str) -> dict[str, Any]:
-    recorded = RECORDS_OF_0_2_0[case]["annotations"]["fairlead.dev/pod-template"]
-    return dict(json.loads(recorded))
-
-
-def state_of_0_2_0(planned: Any, manifest: Any, case: str) -> tuple[dict[str, Any], Observed]:
-    """Return the manifest of a case, and the state in which 0.2.0 left its Deployment."""
-    record = RECORDS_OF_0_2_0[case]
-    template = template_of_0_2_0(case)
-    workload = planned(manifest()).child("Deployment")
-    metadata = workload["metadata"] | {"annotations": record["annotations"]}
-    spec = workload["spec"] | {"template": template}
-    children = {DEPLOYMENT: workload | {"metadata": metadata, "spec": spec}}
-    return manifest(**record["spec"]), Observed(children=children)
-
-
-@pytest.mark.parametrize("case", RECORDS_OF_0_2_0)
-def test_an_upgrade_from_0_2_0_with_keys_on_keeps_every_template_and_its_record(
-    planned: Any, manifest: Any, case: str
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+@pytest.mark.parametrize("before", [WITHOUT_KEYS, WITH_KEYS], ids=["keys off", "keys on"])
+def test_an_upgrade_with_keys_on_keeps_every_template_and_its_record(
+    planned: Any, manifest: Any, before: Settings, spec: dict[str, Any]
 ) -> None:
-    given, old = state_of_0_2_0(planned, manifest, case)
+    given = manifest(**spec)
+    old = planned(given, settings=before)
 
-    upgraded = planned(given, old, NEXT_RELEASE)
+    upgraded = planned(given, old.observed, NEXT_RELEASE)
     scaled = planned(given | {"spec": given["spec"] | {"replicas": 3}}, upgraded.observed, NEXT_RELEASE)
 
-    assert upgraded.template == scaled.template == old.children[DEPLOYMENT]["spec"]["template"]
-    # 0.2.0 finds its own record after a rollback.
-    annotations = upgraded.child("Deployment")["metadata"]["annotations"]
-    assert annotations == RECORDS_OF_0_2_0[case]["annotations"]
+    assert upgraded.template == scaled.template == old.template
+    # The former operator finds its own record after a rollback.
+    annotations, own = (each.child("Deployment")["metadata"]["annotations"] for each in (upgraded, old))
+    assert annotations == own
 
 
-@pytest.mark.parametrize("case", WITHOUT_KEYS)
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_a_rollback_to_an_operator_without_keys_keeps_templates_without_them(
-    planned: Any, manifest: Any, case: str
+    planned: Any, manifest: Any, spec: dict[str, Any]
 ) -> None:
-    given, old = state_of_0_2_0(planned, manifest, case)
-    upgraded = planned(given, old, NEXT_RELEASE)
+    given = manifest(**spec)
+    old = planned(given, settings=WITHOUT_KEYS)
+    upgraded = planned(given, old.observed, NEXT_RELEASE)
 
-    rolled_back = planned(given, upgraded.observed)
+    rolled_back = planned(given, upgraded.observed, WITHOUT_KEYS)
 
-    assert rolled_back.template == old.children[DEPLOYMENT]["spec"]["template"]
+    assert rolled_back.template == old.template
 
 
 def test_a_changed_spec_takes_keys_and_a_reverted_one_returns_to_engines_without_them(
     planned: Any, manifest: Any
 ) -> None:
-    given, old = state_of_0_2_0(planned, manifest, "a model alone")
+    old = planned(manifest(), settings=WITHOUT_KEYS)
     retained = {
         "metadata": {
-            "annotations": old.children[DEPLOYMENT]["metadata"]["annotations"],
+            "annotations": old.child("Deployment")["metadata"]["annotations"],
             "ownerReferences": [{"uid": "d-1"}],
         }
     }
 
-    changed = planned(manifest(engine={"maxModelLen": 512}), old, NEXT_RELEASE)
+    changed = planned(manifest(engine={"maxModelLen": 512}), old.observed, NEXT_RELEASE)
     workload = changed.child("Deployment")
     workload["metadata"]["uid"] = "d-1"
-    reverted = planned(given, replace(changed.observed, replica_sets=(retained,)), NEXT_RELEASE)
+    reverted = planned(manifest(), replace(changed.observed, replica_sets=(retained,)), NEXT_RELEASE)
 
     assert "--api-key-file=/etc/fairlead/keys/router" in changed.engine["args"]
-    assert reverted.template == old.children[DEPLOYMENT]["spec"]["template"]
+    assert reverted.template == old.template
 
 
 def test_keys_change_no_download(planned: Any, manifest: Any) -> None:

@@ -2,13 +2,12 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from llm_operator.api.schema import SpecError
 from llm_operator.api.spec import parse
-from llm_operator.api.spec_hash import hash_of_0_1_0, spec_hash
+from llm_operator.api.spec_hash import spec_hash
 from llm_operator.observed import Observed, workload_key
 from llm_operator.settings import Settings
 
@@ -18,8 +17,6 @@ TEMPLATE = "fairlead.dev/pod-template"
 SPEC_HASH = "fairlead.dev/spec-hash"
 RECORD_HASH = "fairlead.dev/record-hash"
 ROLLED_AT = "fairlead.dev/rolled-at"
-# Specs with the annotations that release 0.1.0 gave to their Deployments, named smollm2 in the namespace default.
-RECORDS_OF_0_1_0 = json.loads((Path(__file__).parents[1] / "records_of_0_1_0.json").read_text())
 
 
 def annotations(observed: Observed) -> dict[str, str]:
@@ -258,55 +255,6 @@ def test_a_template_that_is_too_large_to_record_is_refused_with_its_size(planned
         planned(manifest(engine={"env": large}))
 
 
-# --- records of 0.1.0
-
-
-@pytest.mark.parametrize("case", RECORDS_OF_0_1_0)
-def test_the_hash_of_0_1_0_is_computed_as_0_1_0_did(manifest: Any, case: str) -> None:
-    record = RECORDS_OF_0_1_0[case]
-
-    assert hash_of_0_1_0(parse(manifest(**record["spec"])).spec) == record["annotations"][SPEC_HASH]
-
-
-@pytest.mark.parametrize("case", RECORDS_OF_0_1_0)
-def test_a_record_of_0_1_0_is_rewritten_without_a_roll(planned: Any, manifest: Any, case: str) -> None:
-    record = RECORDS_OF_0_1_0[case]
-    given = manifest(**record["spec"])
-    old = with_annotations(planned(given).observed, record_hash=None)
-    annotations(old).update(record["annotations"])
-
-    upgraded = planned(given, old, NEXT_RELEASE)
-    again = planned(given, upgraded.observed, NEXT_RELEASE)
-
-    assert upgraded.template == json.loads(record["annotations"][TEMPLATE])
-    assert annotations(upgraded.observed)[SPEC_HASH].startswith("v2-")
-    assert annotations(upgraded.observed)[RECORD_HASH]
-    assert again.goal == upgraded.goal
-
-
-def test_a_reverted_spec_returns_to_its_template_of_0_1_0(planned: Any, manifest: Any) -> None:
-    record = RECORDS_OF_0_1_0["a model alone"]
-    edited = planned(manifest(engine={"maxModelLen": 512}))
-    old = replica_set(edited.observed, 1)
-    old["metadata"]["annotations"] = record["annotations"]
-
-    reverted = planned(manifest(), with_replica_sets(edited.observed, old), NEXT_RELEASE)
-
-    assert reverted.template == json.loads(record["annotations"][TEMPLATE])
-
-
-def test_an_alias_that_engines_of_0_1_0_do_not_answer_to_replaces_them(planned: Any, manifest: Any) -> None:
-    record = RECORDS_OF_0_1_0["a model alone"]
-    old = with_annotations(planned(manifest()).observed, record_hash=None)
-    annotations(old).update(record["annotations"])
-    upgraded = planned(manifest(), old, NEXT_RELEASE)
-
-    alias = manifest(model={"uri": "hf://org/name", "servedNames": ["smollm2", "alias"]})
-    changed = planned(alias, upgraded.observed, NEXT_RELEASE)
-
-    assert changed.engine["image"] == "engine:2"
-
-
 # --- a cache, and defaults that are written out
 
 CACHE = {"uri": "hf://org/name", "cache": {"size": "10Gi"}}
@@ -378,7 +326,7 @@ def test_a_default_that_is_written_out_or_left_out_rolls_nothing(
     after = planned(manifest(**second), before.observed, Settings(engine_image="engine:3"))
 
     assert after.template == before.template
-    # 0.2.0 knows a template by the hash of the spec as it is given.
+    # The record is made for the spec as it is given, whichever spelling it had before.
     assert annotations(after.observed)[SPEC_HASH] == spec_hash(parse(manifest(**second)).spec)
 
 
