@@ -15,7 +15,7 @@ COMMAND, SECOND_COMMAND = "bold #7ee787", "bold #ff7b72"
 # The lines of a command after its first.
 CONTINUED = "    "
 
-# rich's own template loads a font from another site, which pages with pictures don't do.
+# rich's own template loads a font from another site, which browsers don't do for a picture in a page.
 TEMPLATE = """\
 <svg viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg" role="img">
 <style>

@@ -139,7 +139,8 @@ def stream_through_a_kill(shell: Shell, transcript: Transcript) -> str:
         assert stream.stdout is not None
         pipe = stream.stdout.fileno()
         before = read_at_least(pipe, CHARACTERS_BEFORE_KILL)
-        kill = KILL.format(pod=answering_pod(shell, pods, namespace))
+        pod = answering_pod(shell, pods, namespace)
+        kill = KILL.format(pod=pod)
         before += read_at_least(pipe, 0)
         printed = shell.run(kill, check=False)
         if stream.poll() is not None:
@@ -149,12 +150,8 @@ def stream_through_a_kill(shell: Shell, transcript: Transcript) -> str:
     transcript.command(kill, SECOND_PROMPT)
     transcript.output(printed)
     transcript.output(after)
-    shell.run(f"kubectl wait --for=jsonpath='{{.status.containerStatuses[0].restartCount}}'=1 {pod_of(kill)}")
+    shell.run(f"kubectl wait --for=jsonpath='{{.status.containerStatuses[0].restartCount}}'=1 pod/{pod}")
     return before + after
-
-
-def pod_of(kill: str) -> str:
-    return f"pod/{kill.split()[2]}"
 
 
 def record(router: str, uri: str | None) -> str:
