@@ -42,6 +42,7 @@ VALUES_PAGE := charts/fairlead/README.md
 MONITORING := dashboards rules.yaml
 MANIFEST := manifests/fairlead.yaml
 CHART := docs/throughput.svg
+TERMINAL := docs/terminal.svg
 OUTDATED = || { echo "make lint: a generated file is outdated: run make manifests figures" >&2; exit 1; }
 
 .PHONY: help
@@ -108,6 +109,7 @@ lint: $(VENV)/.development ## style, types, import contracts, file sizes, genera
 	@diff -u $(CRD) <($(BIN)/python -m llm_operator.api.crd) $(OUTDATED)
 	@diff -u $(VALUES_PAGE) <($(BIN)/python -m charts.values_page) $(OUTDATED)
 	@diff -u $(CHART) <($(BIN)/python -m benchmarks.throughput_chart) $(OUTDATED)
+	@diff -u $(TERMINAL) <($(BIN)/python -m scripts.terminal.draw) $(OUTDATED)
 	@rm -rf $(VENV)/monitoring; $(BIN)/python -m charts.monitoring $(VENV)/monitoring; for file in $(MONITORING); do \
 		diff -ru $(CHART_FILES)/$$file $(VENV)/monitoring/$$file $(OUTDATED); done
 	@$(call TOOLS,helm); helm lint --quiet charts/fairlead --values manifests/values.yaml; diff -u $(MANIFEST) <($(RENDER)) $(OUTDATED)
@@ -144,8 +146,9 @@ recordings: $(VENV)/.development ## record what today's programs write to each o
 	@PYTHONPATH=tests $(BIN)/python -m compat.record
 
 .PHONY: figures
-figures: $(VENV)/.development ## draw the chart of README from the committed results of benchmarks
+figures: $(VENV)/.development ## draw the chart of the committed results, and README's terminal from its text
 	@$(BIN)/python -m benchmarks.throughput_chart >$(CHART)
+	@$(BIN)/python -m scripts.terminal.draw >$(TERMINAL)
 
 # Pins for every platform and Python from 3.11 on, without naming a package index.
 .PHONY: constraints

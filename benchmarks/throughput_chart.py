@@ -1,4 +1,4 @@
-"""Print README's chart of throughput beside vLLM and OpenVINO, an SVG, from the committed results: `make figures`."""
+"""Print the chart of throughput beside vLLM and OpenVINO, an SVG, from the committed results: `make figures`."""
 
 import json
 from collections.abc import Iterator

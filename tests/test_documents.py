@@ -304,12 +304,12 @@ def test_no_document_installs_a_package_of_this_name_from_an_index(name: str) ->
     assert not re.search(r"pip install [^`\n]*\bfairlead\b", text_of(name))
 
 
-def test_readme_counts_the_architectures_and_classes_of_models_md() -> None:
+def test_features_count_the_architectures_and_classes_of_models_md() -> None:
     models = text_of("docs/models.md")
     table = models.partition("## Decoders")[2].partition("\n## ")[0]
     architectures = len(set(re.findall(r"^\| [^|]+ \| `(\w+)` \|", table, re.MULTILINE)))
     counted = re.search(r"(\d+) equal, \d+ equal without windows, (\d+) refused", models)
     assert counted
-    readme = text_of("README.md")
-    assert f"{architectures} architectures" in readme
-    assert f"{counted[1]} classes" in readme
+    features = text_of("docs/features.md")
+    assert f"{architectures} architectures" in features
+    assert f"{counted[1]} classes" in features

@@ -41,7 +41,7 @@ class WantedAdapters(msgspec.Struct, frozen=True):
         return "" in (self.model, model) or self.model == model
 
     def by_name(self) -> dict[str, str]:
-        """Return the URIs. Raises ValueError for a name that is empty or there twice, and for an empty URI."""
+        """Return the URIs. Raises ValueError for an empty or repeated name, and for an empty URI."""
         names = [adapter.name for adapter in self.adapters]
         if len(set(names)) < len(names):
             raise ValueError("two adapters have one name")

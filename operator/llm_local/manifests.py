@@ -101,7 +101,7 @@ def pods(manifests: Iterable[Manifest]) -> list[Pod]:
         try:
             deployment = parse(manifest.content)
             if deployment.key in found:
-                raise SpecError("metadata.name", f"{deployment.key} is there twice")
+                raise SpecError("metadata.name", f"{deployment.key} is defined twice")
             found[deployment.key] = pod(deployment)
         except SpecError as error:
             raise ManifestError(f"{manifest.place}: {error}") from error

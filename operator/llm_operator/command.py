@@ -157,7 +157,7 @@ async def lead(writers: Iterable[Writer], lease: Lease, informers: Iterable[Info
 
 
 async def write(writers: Iterable[Writer], informers: Iterable[Informer]) -> None:
-    """Run the writers once all claims on served names are known, but for those of namespaces that cannot be read."""
+    """Run the writers once every readable namespace is listed: only then are conflicts of served names known."""
     for informer in informers:
         await informer.tried.wait()
     async with asyncio.TaskGroup() as group:

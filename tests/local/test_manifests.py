@@ -61,14 +61,14 @@ def test_refuses_a_wrong_manifest_by_document_and_field(
     assert complaint in refused(manifest("good"), json.dumps(manifest(**spec)), tmp_path, capfd)
 
 
-def test_refuses_a_name_that_is_there_twice(
+def test_refuses_a_name_that_is_defined_twice(
     manifest: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     text = "---\n".join([json.dumps(manifest()) + "\n"] * 2)
 
     complaint = refused(manifest("good"), text, tmp_path, capfd)
 
-    assert "file.yaml, document 2: metadata.name: default/tiny is there twice" in complaint
+    assert "file.yaml, document 2: metadata.name: default/tiny is defined twice" in complaint
 
 
 def test_refuses_a_file_that_does_not_exist(tmp_path: Path) -> None:

@@ -58,7 +58,9 @@ class FailedStart(Section, frozen=True, omit_defaults=False):
     reason: Annotated[str, about("One word for programs.")]
     message: Annotated[str, about("A sentence for people.")]
     count: Annotated[Count, about("Failed starts in a row.")]
-    spec_hash: Annotated[str, about("A hash of the spec, but for replicas: another spec starts at once.")]
+    spec_hash: Annotated[
+        str, about("Hash of the spec without replicas. A changed spec is started again without waiting.")
+    ]
 
 
 class ServedAdapter(Section, frozen=True):

@@ -9,7 +9,7 @@ LEAST = 2
 
 @dataclass(slots=True)
 class Pace:
-    """Places for reconciles. One is lost with each outage, and one is added after as many successes as places.
+    """A limit on concurrent reconciles. An outage lowers it by one; as many successes as it allows raise it by one.
 
     A call that takes too long is given up and made again, so with too many at a time none would ever end.
     """

@@ -120,7 +120,7 @@ def is_terminating(existing: Manifest | None) -> bool:
 
 
 def is_followed(existing: Manifest, deployment: LLMDeployment) -> bool:
-    """Return True for an unfinished Job of which this deployment decides: its own, or that of one that is gone."""
+    """Return True if this LLMDeployment may replace the unfinished Job: it created it, or its creator is gone."""
     follows = existing["metadata"].get("annotations", {}).get(labels.FETCH_OWNER_ANNOTATION)
     owners = {reference["uid"] for reference in existing["metadata"].get("ownerReferences", ())}
     is_decided_here = follows == deployment.metadata.uid or follows not in owners

@@ -119,7 +119,7 @@ def test_repairs_drift_of_children(world: Any, manifest: Any, name: str) -> None
 
 
 @pytest.mark.parametrize("owner", ["nobody", "a ReplicaSet of another Deployment"])
-def test_a_pod_with_the_label_of_a_replica_is_none_unless_the_deployment_owns_it(
+def test_only_pods_that_the_deployment_owns_count_as_replicas(
     world: Any, manifest: Any, name: str, owner: str
 ) -> None:
     name = f"{name[:40]}-{len(owner)}"

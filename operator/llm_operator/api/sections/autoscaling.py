@@ -39,6 +39,6 @@ class Autoscaling(Section, frozen=True):
         Seconds,
         about(
             "With min 0, the time without any request after which the last replica is removed, 300 by default. It"
-            " starts at the first readiness."
+            " is counted from the first time a replica is ready."
         ),
     ] = 300

@@ -131,20 +131,21 @@ class Informer:
         # kopf has set its own handlers.
         on_signals(stop.set)
         try:
-            if forgotten := await self.forgotten(tasks):
+            if kinds := await self.kinds_not_watched(tasks):
                 if not stop.is_set():
                     logger.warning(
-                        "watches of %s are started again: %s are not watched", self, ", ".join(forgotten)
+                        "watches of %s are started again: %s are not watched", self, ", ".join(kinds)
                     )
                 return
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await cancel(*tasks)
 
-    async def forgotten(self, tasks: Collection[asyncio.Task[None]]) -> list[str]:
-        """Wait until all watches are open or kopf ends; return the kinds that it does not even list before that.
+    async def kinds_not_watched(self, tasks: Collection[asyncio.Task[None]]) -> list[str]:
+        """Return the kinds for which kopf made no call within CONFIRM_SECONDS.
 
-        Each page of a list that is asked for counts: a slow API server is waited for.
+        The list is empty once all watches are open, or if kopf ends. Each request for a page of a list counts as a
+        call, so that a slow API server is waited for.
         """
         started_at = time.monotonic()
         while closed := [watch for watch in self.watches if not watch.is_open]:

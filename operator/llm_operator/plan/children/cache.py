@@ -160,8 +160,8 @@ def job(
 ) -> Iterator[Manifest]:
     """Plan the Job. A running one keeps its template, unless its own LLMDeployment asks for another now.
 
-    In that case no Job is planned: the running one is deleted, and then created anew. Another release or image of the
-    operator is no reason.
+    In that case no Job is planned: the running one is deleted, and then created anew. An upgrade of the operator
+    does not restart a running download.
 
     Raises SpecError before the download, unless the engines' template is there already: also for what only their pod
     has, and for what a podTemplate has for the container that fetches and the Job leaves out.

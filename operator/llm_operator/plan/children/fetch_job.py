@@ -125,7 +125,7 @@ def fetching_container(pod: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def confined(deployment: LLMDeployment) -> LLMDeployment:
-    """Return the deployment with nothing of its own but what its Job has too."""
+    """Return a copy with only the fields that may reach the shared download Job."""
     spec = deployment.spec
     given = spec.pod_template or {}
     confined_spec = LLMDeploymentSpec(

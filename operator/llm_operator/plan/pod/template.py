@@ -105,7 +105,7 @@ class PodTemplate(Part, frozen=True):
 
 
 def typed(template: object) -> PodTemplate:
-    """Return the typed part of a template; of what is none, an empty one."""
+    """Return the fields of a template that plans read; an empty view if it is not a pod template."""
     try:
         return msgspec.convert(template, PodTemplate)
     except msgspec.ValidationError:

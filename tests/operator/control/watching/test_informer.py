@@ -113,13 +113,13 @@ async def test_kopf_is_waited_for_while_it_lists_or_watches_each_kind(
     kopf_ends = asyncio.Event()
     kopf = asyncio.create_task(kopf_ends.wait())
 
-    forgotten = asyncio.create_task(informer.forgotten([kopf]))
+    forgotten = asyncio.create_task(informer.kinds_not_watched([kopf]))
     kopf_ends.set()
 
     assert await forgotten == []
 
 
-async def test_a_kind_that_kopf_does_not_list_is_forgotten(
+async def test_a_kind_that_kopf_does_not_list_is_reported_as_not_watched(
     informer: Informer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(informers, "CONFIRM_SECONDS", 0)
@@ -129,14 +129,14 @@ async def test_a_kind_that_kopf_does_not_list_is_forgotten(
     slow.called_at = time.monotonic() + 3600
     kopf = asyncio.create_task(asyncio.Event().wait())
 
-    assert await informer.forgotten([kopf]) == [missed.resource.plural]
+    assert await informer.kinds_not_watched([kopf]) == [missed.resource.plural]
 
     kopf.cancel()
 
 
-async def test_open_watches_are_not_forgotten_however_long_they_are_silent(
+async def test_open_watches_count_as_watched_however_long_they_are_silent(
     informer: Informer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(informers, "CONFIRM_SECONDS", 0)
 
-    assert await informer.forgotten([]) == []
+    assert await informer.kinds_not_watched([]) == []
