@@ -4,6 +4,7 @@
 #   TORCH_INDEX  the package index for torch alone (default: that of its CPU builds on a machine without an NVIDIA
 #                driver, if it can be reached; otherwise, or if empty, the ordinary index)
 #   IMAGE        the name of the image that `make image` builds
+#   REGISTRY     the registry of `make release` and `make publish`, and the path in it that the images' names begin with
 #   KUBECONFIG   the cluster for `make e2e`
 TIER ?= default
 $(if $(filter-out default all,$(TIER)),$(error TIER is $(TIER), and can be default or all))
@@ -61,9 +62,11 @@ VERSION := $(shell sed -n 's/^VERSION = "\(.*\)"/\1/p' engine_server/contract/ve
 IMAGE := localhost/fairlead:$(VERSION)
 KIND_CLUSTER := fairlead
 
+IMAGE_TORCH_INDEX := $(if $(filter undefined,$(origin TORCH_INDEX)),$(TORCH_CPU),$(TORCH_INDEX))
+
 .PHONY: image
 image: ## build the image, with torch's CPU build unless TORCH_INDEX=... chooses another, and print how to load it
-	@IMAGE='$(IMAGE)' TORCH_INDEX='$(if $(filter undefined,$(origin TORCH_INDEX)),$(TORCH_CPU),$(TORCH_INDEX))' scripts/image
+	@IMAGE='$(IMAGE)' TORCH_INDEX='$(IMAGE_TORCH_INDEX)' scripts/image
 
 .PHONY: kind
 kind: image ## serve the sample model on a kind cluster of this machine
@@ -72,6 +75,23 @@ kind: image ## serve the sample model on a kind cluster of this machine
 .PHONY: kind-down
 kind-down: ## remove the cluster of `make kind`
 	@kind delete cluster --name '$(KIND_CLUSTER)'
+
+REGISTRY ?= localhost
+RELEASE := build/release
+
+.PHONY: release
+release: $(VENV)/.development ## build and check in build/release what is published of a commit: packages, images, chart, manifests, SBOMs
+	@$(call TOOLS,helm); VERSION='$(VERSION)' REGISTRY='$(REGISTRY)' TORCH_INDEX='$(IMAGE_TORCH_INDEX)' \
+		BIN='$(CURDIR)/$(BIN)' RENDER='$(RENDER)' scripts/release
+
+.PHONY: publish
+publish: ## push the images and the chart of build/release to REGISTRY, for which they were built
+	@$(call TOOLS,helm); VERSION='$(VERSION)' REGISTRY='$(REGISTRY)' scripts/publish
+
+.PHONY: release-page
+release-page: ## make the page of the tag on GitHub from build/release, with gh; the images are in the registry
+	@gh release create 'v$(VERSION)' --verify-tag --prerelease --title 'Fairlead $(VERSION)' --notes-file $(RELEASE)/NOTES.md \
+		$(RELEASE)/python/* $(RELEASE)/fairlead-* $(RELEASE)/images/digests.txt $(RELEASE)/SHA256SUMS
 
 # A server with the API of S3 for tests. It needs another version of dateutil than the Kubernetes client.
 MOTO := moto[s3,server]==5.2.5

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from engine_server.contract.version import VERSION
-
 ROOT = Path(__file__).parent.parent
 PAGES = ("SECURITY.md", "docs/security.md")
 # Sections that claim nothing of the code.
@@ -48,8 +46,3 @@ def test_each_claim_names_a_test(page: str) -> None:
     found = list(claims(page))
     assert found
     assert [claim for claim in found if not NAME.search(claim)] == []
-
-
-def test_supported_release_is_the_newest() -> None:
-    minor = ".".join(VERSION.split(".")[:2])
-    assert f"the newest release, {minor}." in (ROOT / "SECURITY.md").read_text()
