@@ -41,7 +41,7 @@ VALUES_PAGE := charts/fairlead/README.md
 MONITORING := dashboards rules.yaml
 MANIFEST := manifests/fairlead.yaml
 CHART := docs/throughput.svg
-OUTDATED = || { echo "make lint: a generated file is outdated: run make manifests figures" >&2; exit 1; }
+OUTDATED = || { echo "make $@: a generated file is outdated: run make manifests figures" >&2; exit 1; }
 
 .PHONY: help
 help: ## list the targets
@@ -123,6 +123,15 @@ lint: $(VENV)/.development ## style, types, import contracts, file sizes, genera
 	$(BIN)/lint-imports
 	@$(BIN)/python .ci/budgets.py
 	@$(BIN)/python tests/mutations/run.py --check
+	@$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	@$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	@$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-issue-forms $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
+	@$(BIN)/zizmor --offline --quiet .github/workflows
+	@$(BIN)/pre-commit validate-config
+	@$(MAKE) --no-print-directory generated
+
+.PHONY: generated
+generated: $(VENV)/.development ## compare the generated files with what would be generated
 	@diff -u $(CRD) <($(BIN)/python -m llm_operator.api.crd) $(OUTDATED)
 	@diff -u $(VALUES_PAGE) <($(BIN)/python -m charts.values_page) $(OUTDATED)
 	@diff -u $(CHART) <($(BIN)/python -m benchmarks.throughput_chart) $(OUTDATED)
