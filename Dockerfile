@@ -35,7 +35,7 @@ FROM ${BASE} AS wheel
 ENV PIP_CONSTRAINT=/constraints.txt PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 COPY constraints.txt /
 RUN python3 -m venv /opt/build && /opt/build/bin/pip install hatchling
-COPY pyproject.toml README.md LICENSE /source/
+COPY pyproject.toml hatch_build.py README.md LICENSE /source/
 COPY engine_server /source/engine_server
 COPY operator /source/operator
 COPY --from=kernels /source/engine_server/modeling/native /source/engine_server/modeling/native

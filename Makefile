@@ -4,6 +4,7 @@
 #   TORCH_INDEX  the package index for torch alone (default: that of its CPU builds on a machine without an NVIDIA
 #                driver, if it can be reached; otherwise, or if empty, the ordinary index)
 #   IMAGE        the name of the image that `make image` builds
+#   REGISTRY     the registry of `make release` and `make publish`, and the path in it that the images' names begin with
 #   KUBECONFIG   the cluster for `make e2e`
 TIER ?= default
 $(if $(filter-out default more all,$(TIER)),$(error TIER is $(TIER), and can be default, more or all))
@@ -43,7 +44,7 @@ MONITORING := dashboards rules.yaml
 MANIFEST := manifests/fairlead.yaml
 CHART := docs/throughput.svg
 TERMINAL := docs/terminal.svg
-OUTDATED = || { echo "make lint: a generated file is outdated: run make manifests figures" >&2; exit 1; }
+OUTDATED = || { echo "make $@: a generated file is outdated: run make manifests figures" >&2; exit 1; }
 
 .PHONY: help
 help: ## list the targets
@@ -64,9 +65,11 @@ VERSION := $(shell sed -n 's/^VERSION = "\(.*\)"/\1/p' engine_server/contract/ve
 IMAGE := localhost/fairlead:$(VERSION)
 KIND_CLUSTER := fairlead
 
+IMAGE_TORCH_INDEX := $(if $(filter undefined,$(origin TORCH_INDEX)),$(TORCH_CPU),$(TORCH_INDEX))
+
 .PHONY: image
 image: ## build the image, with torch's CPU build unless TORCH_INDEX=... chooses another, and print how to load it
-	@IMAGE='$(IMAGE)' TORCH_INDEX='$(if $(filter undefined,$(origin TORCH_INDEX)),$(TORCH_CPU),$(TORCH_INDEX))' scripts/image
+	@IMAGE='$(IMAGE)' TORCH_INDEX='$(IMAGE_TORCH_INDEX)' scripts/image
 
 .PHONY: kind
 kind: image ## serve the sample model on a kind cluster of this machine
@@ -75,6 +78,23 @@ kind: image ## serve the sample model on a kind cluster of this machine
 .PHONY: kind-down
 kind-down: ## remove the cluster of `make kind`
 	@kind delete cluster --name '$(KIND_CLUSTER)'
+
+REGISTRY ?= localhost
+RELEASE := build/release
+
+.PHONY: release
+release: $(VENV)/.development ## build and check in build/release what is published of a commit: packages, images, chart, manifests, SBOMs
+	@$(call TOOLS,helm); VERSION='$(VERSION)' REGISTRY='$(REGISTRY)' TORCH_INDEX='$(IMAGE_TORCH_INDEX)' \
+		BIN='$(CURDIR)/$(BIN)' RENDER='$(RENDER)' scripts/release
+
+.PHONY: publish
+publish: ## push the images and the chart of build/release to REGISTRY, for which they were built
+	@$(call TOOLS,helm); VERSION='$(VERSION)' REGISTRY='$(REGISTRY)' scripts/publish
+
+.PHONY: release-page
+release-page: ## make the page of the tag on GitHub from build/release, with gh; the images are in the registry
+	@gh release create 'v$(VERSION)' --verify-tag --prerelease --title 'Fairlead $(VERSION)' --notes-file $(RELEASE)/NOTES.md \
+		$(RELEASE)/python/* $(RELEASE)/fairlead-* $(RELEASE)/images/digests.txt $(RELEASE)/SHA256SUMS
 
 # A server with the API of S3 for tests. It needs another version of dateutil than the Kubernetes client.
 MOTO := moto[s3,server]==5.2.5
@@ -106,6 +126,15 @@ lint: $(VENV)/.development ## style, types, import contracts, file sizes, genera
 	$(BIN)/lint-imports
 	@$(BIN)/python .ci/budgets.py
 	@$(BIN)/python tests/mutations/run.py --check
+	@$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	@$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	@$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-issue-forms $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
+	@$(BIN)/zizmor --offline --quiet .github/workflows
+	@$(BIN)/pre-commit validate-config
+	@$(MAKE) --no-print-directory generated
+
+.PHONY: generated
+generated: $(VENV)/.development ## compare the generated files with what would be generated
 	@diff -u $(CRD) <($(BIN)/python -m llm_operator.api.crd) $(OUTDATED)
 	@diff -u $(VALUES_PAGE) <($(BIN)/python -m charts.values_page) $(OUTDATED)
 	@diff -u $(CHART) <($(BIN)/python -m benchmarks.throughput_chart) $(OUTDATED)

@@ -47,6 +47,20 @@ class Checkout:
             ["make", *arguments], cwd=self.folder, env=environment, capture_output=True, text=True
         )
 
+    def build_oci(self, archive: str) -> subprocess.CompletedProcess[str]:
+        """Build the image without an engine into an OCI archive, as `make release` does."""
+        environment = {"PATH": str(self.programs), "CALLS": str(self.calls_file)}
+        settings = {
+            "IMAGE": NAME,
+            "TORCH_INDEX": "",
+            "OCI": archive,
+            "TARGET": "control-plane",
+            "REVISION": "abc",
+        }
+        return subprocess.run(
+            [self.folder / "scripts/image"], env=environment | settings, capture_output=True, text=True
+        )
+
     @property
     def calls(self) -> list[str]:
         """The calls so far, but for the questions whether a builder works."""
@@ -92,6 +106,30 @@ def test_image_is_built_by_buildah_where_docker_has_no_daemon(checkout: Checkout
         f"buildah build --layers --build-arg {CPU_BUILD} --tag {NAME} .",
         f"buildah push {NAME} docker-archive:build/image.tar:{NAME}",
     ]
+
+
+def test_oci_archive_of_a_stage_is_saved_with_the_commit_in_its_labels(checkout: Checkout) -> None:
+    checkout.add("docker", SAVE)
+    checkout.add("buildah", SAVE)
+
+    done = checkout.build_oci("build/release/image.tar")
+
+    assert done.returncode == 0, done.stderr
+    options = "--build-arg TORCH_INDEX= --build-arg REVISION=abc --target control-plane"
+    assert checkout.calls == [
+        f"buildah build --layers {options} --tag {NAME} .",
+        f"buildah push {NAME} oci-archive:build/release/image.tar:{NAME}",
+    ]
+
+
+def test_oci_archive_needs_another_builder_than_docker(checkout: Checkout) -> None:
+    checkout.add("docker", SAVE)
+
+    done = checkout.build_oci("build/release/image.tar")
+
+    assert done.returncode == 1
+    assert "an OCI archive needs podman or buildah" in done.stderr
+    assert checkout.calls == []
 
 
 def test_name_and_torch_of_the_image_can_be_chosen(checkout: Checkout) -> None:

@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from engine_server.contract.version import VERSION
-
 ROOT = Path(__file__).parent.parent
 PAGES = ("SECURITY.md", "docs/security.md")
 # Sections that claim nothing of the code.
@@ -67,8 +65,3 @@ def test_each_named_test_exists() -> None:
     claimed = [names for page in TESTS.values() for tests in page.values() for names in tests.values()]
     named = {name for names in claimed for name in names}
     assert named - defined == set()
-
-
-def test_supported_release_is_the_newest() -> None:
-    minor = ".".join(VERSION.split(".")[:2])
-    assert f"the newest release, {minor}." in (ROOT / "SECURITY.md").read_text()

@@ -40,12 +40,28 @@ def gpu_without_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     monkeypatch.setenv("PATH", "")
 
 
-@pytest.mark.parametrize(("loads", "expected"), [(True, NativePlatform), (False, CpuPlatform)])
+@pytest.mark.parametrize(("obstacle", "expected"), [(None, NativePlatform), ("no file", CpuPlatform)])
 def test_cpu_has_native_kernels_where_their_library_loads(
-    loads: bool, expected: type, monkeypatch: pytest.MonkeyPatch
+    obstacle: str | None, expected: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(library, "loads", lambda: loads)
+    monkeypatch.setattr(library, "obstacle", lambda: obstacle)
     assert type(choose_platform(CPU)) is expected
+
+
+@pytest.mark.parametrize(
+    ("level", "reason"),
+    [("avx2", "there is no /nowhere/avx2.so: with g++ 11"), ("riscv64", "there are no kernels for riscv64")],
+)
+def test_cpu_without_compiled_kernels_computes_in_plain_torch_and_warns_with_the_reason(
+    level: str, reason: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "instruction_level", lambda held=None: level)
+    monkeypatch.setattr(library, "library_file", lambda level: Path(f"/nowhere/{level}.so"))
+    library.kernels.cache_clear()
+    assert type(choose_platform(CPU)) is CpuPlatform
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert f"kernels: plain torch, which is slower: {reason}" in record.message
 
 
 def test_gpu_has_triton_kernels_where_one_of_them_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,7 @@
 
 compiles this machine's own level, and the next one where tiles (AMX) may be refused at a start; or with --all every
 level, for an image or a wheel. Libraries that are newer than
-their sources are kept. This needs g++ 11 or later; Clang's vector syntax differs. The kernels share OpenMP's threads
-with torch, since both are linked to libgomp.so.1.
+their sources are kept. This needs g++ 11 or later; Clang's vector syntax differs.
 """
 
 import argparse
@@ -75,10 +74,13 @@ def compile_levels(compiler: str, levels: Sequence[str]) -> None:
 
 
 def link(compiler: str, level: str, objects: Sequence[str]) -> None:
-    """Link a level's library, which replaces the earlier one at once."""
+    """Link a level's library, which replaces the earlier one at once.
+
+    libgomp is not among the libraries that it names: torch brings its own, which the loader provides.
+    """
     library = library_file(level)
     unfinished = library.with_suffix(f".{os.getpid()}.so")
-    run(compiler, level, "-shared", *objects, "-o", str(unfinished))
+    subprocess.run([compiler, "-shared", "-pthread", *objects, "-o", str(unfinished)], check=True)
     unfinished.replace(library)
 
 

@@ -7,7 +7,13 @@ from typing import Any
 
 import torch
 
-from engine_server.modeling.native.levels import AMX, instruction_level, instructions, library_file
+from engine_server.modeling.native.levels import (
+    AMX,
+    LEVELS,
+    instruction_level,
+    instructions,
+    library_file,
+)
 from engine_server.modeling.native.recording import recorder
 from engine_server.modeling.native.tile_checks import computes_rightly
 
@@ -44,17 +50,28 @@ DTYPES = (torch.float32, torch.bfloat16)
 PRODUCT_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 # Row lengths must be a multiple of this number of elements, at every instruction level.
 VECTOR = 16
+# The OpenMP that torch is linked to, by the name under which the loader knows it.
+OPENMP = "libgomp.so.1"
+REMEDY = "with g++ 11 or later, `python -m engine_server.modeling.native.build` compiles it"
 logger = logging.getLogger(__name__)
 
 
 def loads() -> bool:
-    """Return True if compiled kernels can be loaded on this machine; log the reason if not."""
+    """Return True if compiled kernels can be loaded on this machine."""
+    return obstacle() is None
+
+
+def obstacle() -> str | None:
+    """Return why no compiled kernels can be loaded on this machine, or None if they can."""
     try:
         kernels()
     except OSError as error:
-        logger.info("kernels: plain torch, which is slower, because of %s", error)
-        return False
-    return True
+        level = instruction_level()
+        if level not in LEVELS:
+            return f"there are no kernels for {level}"
+        file = library_file(level)
+        return str(error) if file.exists() else f"there is no {file}: {REMEDY}"
+    return None
 
 
 class Kernel:
@@ -89,6 +106,8 @@ def kernels() -> Any:
 
 
 def load(level: str) -> Any:
+    # Loaded already, by torch; the kernels count their threads by its function.
+    ctypes.CDLL(OPENMP, ctypes.RTLD_GLOBAL)
     found: Any = ctypes.CDLL(str(library_file(level)))
     for name in SIGNATURES:
         setattr(found, name, Kernel(name, getattr(found, name)))

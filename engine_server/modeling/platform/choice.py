@@ -24,7 +24,11 @@ def choose_platform(config: DeviceConfig, rank: int = 0, ranks: int = 1) -> Plat
         if config.kernels == "triton":
             lack = "device is cpu" if config.device == "cpu" else "torch sees no GPU here"
             raise ValueError(f"kernels is triton, and {lack}")
-        return NativePlatform(device) if library.loads() else CpuPlatform(device)
+        obstacle = library.obstacle()
+        if obstacle is None:
+            return NativePlatform(device)
+        logger.warning("kernels: plain torch, which is slower: %s", obstacle)
+        return CpuPlatform(device)
     try:
         check_triton(device)
     except Exception as error:  # of a compiler, a driver or the device: after any of them no kernel runs
