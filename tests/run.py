@@ -27,7 +27,7 @@ TESTS = ROOT / "tests"
 LOGS = ROOT / "build" / "tests"
 # The last line of the run of a tier.
 SUMMARY = "TIER={}.summary"
-CONTROL_PLANE = ("bench", "charts", "compat", "contract", "local", "operator", "router", "shared")
+CONTROL_PLANE = ("bench", "charts", "compat", "contract", "local", "operator", "release", "router", "shared")
 # `make e2e` runs these.
 END_TO_END = "e2e"
 KERNELS = "kernels"

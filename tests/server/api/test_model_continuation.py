@@ -14,7 +14,7 @@ TEXT_FIELDS = {"content", "text", "delta", "arguments", "partial_json", "name"}
 
 @pytest.mark.parametrize("points", tiered(["one", "all"], "one"))
 @pytest.mark.parametrize(
-    "name", tiered(STREAMS, "chat", "messages", "responses", "completion with log-probabilities")
+    "name", tiered(STREAMS, "chat", more=["messages", "responses", "completion with log-probabilities"])
 )
 def test_continued_stream_has_the_tokens_and_the_text_of_the_whole_one(
     server: Any, name: str, points: str
