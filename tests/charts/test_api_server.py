@@ -33,6 +33,7 @@ def test_every_object_is_accepted_without_unknown_fields(
     assert client.warnings == []
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("namespaces")
 def test_an_upgrade_from_the_last_release_is_accepted(api_server: ApiServer, helm: Helm) -> None:
     release = ["--namespace=fairlead-system", f"--kubeconfig={api_server.kubeconfig}"]

@@ -313,35 +313,38 @@ def test_routers_with_keys_find_each_other_by_a_headless_service(render: Render)
     assert "--peers-service=fairlead-router-peers" in arguments(manifests, "router")
 
 
-@pytest.mark.parametrize(
-    ("setting", "named"),
-    [
-        ("router.replica=2", "replica"),
-        ("router.replicas=-1", "replicas"),
-        ("router.drainGraceSeconds=-1", "drainGraceSeconds"),
-        ("router.drainTimeoutSeconds=1m", "drainTimeoutSeconds"),
-        ("image.digest=latest", "digest"),
-        ("router.policy=fastest", "policy"),
-        ("engine.podSecurity=privileged", "podSecurity"),
-        ("router.hold.seconds=-1", "seconds"),
-        ("router.service.typ=NodePort", "typ"),
-        ("router.keysSecret.key=a/b", "key"),
-        ("replicas=2", "replicas"),
-        ("watchNamespaces={Team_A}", "watchNamespaces"),
-        ("router.serviceAccount.create=false", "name"),
-        ("router.httpRoute.enabled=true", "parentRefs"),
-        ("router.service.externalTrafficPolicy=local", "externalTrafficPolicy"),
-        ("profiles.gpu-l4.replicas=2", "replicas"),
-        ("networkPolicies.allowFrom[0].pods=x", "pods"),
-        ("podMonitors.interval=15", "interval"),
-        ("serviceMonitors.interval=15", "interval"),
-        ("router.ingress.paths[0].path=v1", "path"),
-    ],
-)
-def test_values_schema_refuses_invalid_settings(helm: Helm, root: Path, setting: str, named: str) -> None:
-    result = helm("template", "fairlead", root / "charts/fairlead", SET_IMAGE, "--set", setting)
+# What the schema says about each.
+INVALID_SETTINGS = {
+    "router.replica=2": "'/router': additional properties 'replica' not allowed",
+    "router.replicas=-1": "'/router/replicas': minimum",
+    "router.drainGraceSeconds=-1": "'/router/drainGraceSeconds': minimum",
+    "router.drainTimeoutSeconds=1m": "'/router/drainTimeoutSeconds': got string",
+    "image.digest=latest": "'/image/digest': 'latest' does not match",
+    "router.policy=fastest": "'/router/policy': value must be one of",
+    "engine.podSecurity=privileged": "'/engine/podSecurity': value must be one of",
+    "router.hold.seconds=-1": "'/router/hold/seconds': minimum",
+    "router.service.typ=NodePort": "'/router/service': additional properties 'typ' not allowed",
+    "router.keysSecret.key=a/b": "'/router/keysSecret/key': 'a/b' does not match",
+    "replicas=2": "'': additional properties 'replicas' not allowed",
+    "watchNamespaces={Team_A}": "'/watchNamespaces/0': 'Team_A' does not match",
+    "router.serviceAccount.create=false": "'/router/serviceAccount/name': minLength",
+    "router.httpRoute.enabled=true": "'/router/httpRoute/parentRefs': minItems",
+    "router.service.externalTrafficPolicy=local": "'/router/service/externalTrafficPolicy': value must be one of",
+    "profiles.gpu-l4.replicas=2": "'/profiles/gpu-l4': additional properties 'replicas' not allowed",
+    "networkPolicies.allowFrom[0].pods=x": "'/networkPolicies/allowFrom/0': additional properties 'pods'",
+    "podMonitors.interval=15": "'/podMonitors/interval': got number",
+    "serviceMonitors.interval=15": "'/serviceMonitors/interval': got number",
+    "router.ingress.paths[0].path=v1": "'/router/ingress/paths/0/path': 'v1' does not match",
+}
+
+
+def test_values_schema_refuses_each_invalid_setting(helm: Helm, root: Path) -> None:
+    settings = [f"--set={setting}" for setting in INVALID_SETTINGS]
+
+    result = helm("template", "fairlead", root / "charts/fairlead", SET_IMAGE, *settings)
+
     assert result.returncode != 0
-    assert named in result.stderr
+    assert not [words for words in INVALID_SETTINGS.values() if f"- at {words}" not in result.stderr]
 
 
 def test_values_schema_covers_every_value(root: Path) -> None:

@@ -325,6 +325,7 @@ def test_with_keys_it_is_ready_when_engines_are_and_the_request_has_a_key(
     assert len(curls) == 2 and all('-H "Authorization: Bearer $KEY"' in line for line in curls)
 
 
+@pytest.mark.more
 def test_a_router_on_all_addresses_is_asked_on_the_loopback_one(up: Callable[..., Up], manifest: Any) -> None:
     running = up(manifest(), flags=["--host=0.0.0.0"])
 
@@ -349,6 +350,7 @@ def test_restarts_a_killed_engine_on_its_socket(up: Callable[..., Up], manifest:
     assert gone({"tiny-0": first})  # its own child too
 
 
+@pytest.mark.more
 def test_ends_everything_when_an_engine_never_becomes_ready(up: Callable[..., Up], manifest: Any) -> None:
     running = up(manifest(engine={"args": ["--fail"]}))
     said = running.rest()
@@ -369,6 +371,7 @@ def test_leaves_no_process_when_it_is_killed(up: Callable[..., Up], manifest: An
     assert not alive
 
 
+@pytest.mark.more
 def test_a_second_signal_skips_the_grace_period(up: Callable[..., Up], manifest: Any) -> None:
     running = up(manifest(engine={"args": ["--stubborn"]}))
     ready(running)

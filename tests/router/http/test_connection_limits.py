@@ -136,8 +136,8 @@ async def test_a_pipelined_request_is_not_late_while_the_one_before_is_answered(
     ("limit", "before"),
     [
         ("head_seconds", HEAD),
-        ("piece_seconds", POST[:-3]),
-        ("body_seconds", POST[:-3]),
+        pytest.param("piece_seconds", POST[:-3], marks=pytest.mark.more),
+        pytest.param("body_seconds", POST[:-3], marks=pytest.mark.more),
         ("idle_seconds", b""),
     ],
     ids=["head", "piece", "body", "idle"],
