@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,6 +107,7 @@ def definition(api_server: ApiServer) -> None:
     until(lambda: api_server.client.serves("fairlead.dev/v1alpha1", "LLMDeployment"))
 
 
+@cache
 def find_assets() -> Path:
     """Return the folder with etcd, kube-apiserver and kubectl, laid out like envtest's."""
     named = os.environ.get("KUBEBUILDER_ASSETS")

@@ -286,7 +286,7 @@ class Reviews(BaseHTTPRequestHandler):
 
 def test_verbose_version_has_what_a_bug_report_needs_and_no_secret(tmp_path: Path) -> None:
     with HTTPServer(("127.0.0.1", 0), Reviews) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         address = f"http://127.0.0.1:{server.server_port}"
         (tmp_path / "config").write_text(kubeconfig(address))
         done = run(

@@ -73,7 +73,7 @@ class Admin(BaseHTTPRequestHandler):
 @pytest.fixture
 def engine() -> Iterator[Engine]:
     with Engine() as engine:
-        threading.Thread(target=engine.serve_forever, daemon=True).start()
+        threading.Thread(target=engine.serve_forever, args=(0.02,), daemon=True).start()
         yield engine
         engine.shutdown()
 

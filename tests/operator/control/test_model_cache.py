@@ -284,7 +284,7 @@ class Report(BaseHTTPRequestHandler):
 @pytest.fixture
 def progress() -> Iterator[None]:
     with ProgressServer() as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield
         server.shutdown()
 
