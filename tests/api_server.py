@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from chart_manifests import YAML_LOADER
 from waiting import until
 
 # The client is imported once it is needed: this is a plugin of all tests, and not all need an operator.
@@ -103,7 +104,7 @@ def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 @pytest.fixture(scope="session")
 def definition(api_server: ApiServer) -> None:
     """Install the CRD."""
-    api_server.client.apply(yaml.safe_load(CRD.read_text()))
+    api_server.client.apply(yaml.load(CRD.read_text(), YAML_LOADER))
     until(lambda: api_server.client.serves("fairlead.dev/v1alpha1", "LLMDeployment"))
 
 

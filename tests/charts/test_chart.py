@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from chart_manifests import DIGEST, EVERY_VALUE, SET_IMAGE, arguments, find, kinds, names, pods
+from chart_manifests import DIGEST, EVERY_VALUE, SET_IMAGE, YAML_LOADER, arguments, find, kinds, names, pods
 from llm_operator.api import crd
 from llm_operator.api.profiles import read_profiles
 from llm_operator.api.spec import parse
@@ -89,7 +89,9 @@ def test_another_version_of_the_chart_restarts_no_pod(helm: Helm, root: Path, tm
     def templates(version: str) -> dict[str, Any]:
         (chart / "Chart.yaml").write_text(yaml.safe_dump(about | {"version": version, "appVersion": version}))
         rendered = helm("template", "fairlead", chart, "--set=image.tag=mine").stdout
-        deployments = [one for one in yaml.safe_load_all(rendered) if one and one["kind"] == "Deployment"]
+        deployments = [
+            one for one in yaml.load_all(rendered, YAML_LOADER) if one and one["kind"] == "Deployment"
+        ]
         return {one["metadata"]["name"]: one["spec"]["template"] for one in deployments}
 
     assert templates("8.0.0") == templates("9.0.0")
@@ -114,13 +116,14 @@ def test_only_the_crd_is_kept(manifests: list[Manifest]) -> None:
 
 
 def test_generated_files_are_current(helm: Helm, root: Path) -> None:
-    definition = yaml.safe_load((root / "charts/fairlead/files/llmdeployment-crd.yaml").read_text())
+    definition = yaml.load((root / "charts/fairlead/files/llmdeployment-crd.yaml").read_text(), YAML_LOADER)
     assert definition == crd.crd()
     values = root / "manifests/values.yaml"
     release = ["fairlead", root / "charts/fairlead", "--namespace", "fairlead-system", "--values", values]
     rendered = helm("template", *release, "--skip-tests").stdout
     plain = (root / "manifests/fairlead.yaml").read_text()
-    assert list(yaml.safe_load_all(plain)) == list(yaml.safe_load_all(rendered)), "run `make manifests`"
+    of_file, of_chart = (list(yaml.load_all(text, YAML_LOADER)) for text in (plain, rendered))
+    assert of_file == of_chart, "run `make manifests`"
 
 
 def test_crd_can_be_left_out(render: Render) -> None:

@@ -106,6 +106,7 @@ def test_a_restart_writes_nothing_of_a_shared_cache_before_and_after_its_downloa
     assert writes() == written
 
 
+@pytest.mark.more
 def test_a_profile_that_is_removed_during_a_download_is_reported_and_the_download_goes_on(
     world: Any, manifest: Any, home: str, start: Start, tmp_path: Path, name: str
 ) -> None:

@@ -92,6 +92,7 @@ def upgrade(world: Any, name: str) -> None:
     assert engine(world, name)["image"] == "engine:0"
 
 
+@pytest.mark.more
 def test_a_damaged_record_is_restored_from_the_live_template(world: Any, manifest: Any, name: str) -> None:
     world.apply(manifest(name))
     until(lambda: annotations(world, name))
@@ -104,6 +105,7 @@ def test_a_damaged_record_is_restored_from_the_live_template(world: Any, manifes
     assert engine(world, name)["image"] == "engine:0"
 
 
+@pytest.mark.more
 def test_a_live_template_that_was_modified_with_its_record_is_rendered_anew(
     world: Any, manifest: Any, name: str
 ) -> None:
@@ -155,6 +157,7 @@ def rewritten(world: Any) -> dict[str, Any] | None:
     return workload if is_new else None
 
 
+@pytest.mark.more
 def test_rolled_at_is_recorded_for_every_llmdeployment_that_is_annotated(
     world: Any, manifest: Any, name: str
 ) -> None:

@@ -317,6 +317,7 @@ async def test_refuses_an_endless_trailer_or_chunk_extension(start_router, befor
     writer.close()
 
 
+@pytest.mark.more
 async def test_pipelined_requests_count_as_memory_until_they_are_answered(start_router, eventually):
     """Thousands of requests that are answered at once, for a client that reads none of the answers and then all."""
     router = await start_router(limits=limits())

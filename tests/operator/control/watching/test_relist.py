@@ -194,6 +194,7 @@ async def test_the_largest_known_llmdeployment_bounds_the_pages_of_kopf_and_of_r
     assert sum("continue" in query for query in queries[1:]) >= 2
 
 
+@pytest.mark.more
 async def test_a_page_that_does_not_come_in_time_is_asked_for_again_with_fewer_llmdeployments(
     world: Any, manifest: Any, proxied: tuple[FaultProxy, Informer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
