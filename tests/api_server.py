@@ -10,12 +10,13 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from chart_manifests import YAML_LOADER
 from waiting import until
 
 # The client is imported once it is needed: this is a plugin of all tests, and not all need an operator.
@@ -103,10 +104,11 @@ def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 @pytest.fixture(scope="session")
 def definition(api_server: ApiServer) -> None:
     """Install the CRD."""
-    api_server.client.apply(yaml.safe_load(CRD.read_text()))
+    api_server.client.apply(yaml.load(CRD.read_text(), YAML_LOADER))
     until(lambda: api_server.client.serves("fairlead.dev/v1alpha1", "LLMDeployment"))
 
 
+@cache
 def find_assets() -> Path:
     """Return the folder with etcd, kube-apiserver and kubectl, laid out like envtest's."""
     named = os.environ.get("KUBEBUILDER_ASSETS")

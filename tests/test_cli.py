@@ -2,14 +2,16 @@
 
 import argparse
 import contextlib
+import io
 import json
+import logging
 import os
 import re
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -17,8 +19,9 @@ import pytest
 
 from engine_server import cli
 from engine_server.contract.command_line import help_of
-from engine_server.contract.logs import LEVELS
+from engine_server.contract.logs import FORMAT_VARIABLE, LEVEL_VARIABLE, LEVELS
 from engine_server.contract.version import VERSION
+from engine_server.models import package
 
 ENDPOINT = ["router", "--endpoint=m=http://127.0.0.1:1", "--host=127.0.0.1"]
 OPERATOR = ["operator", "--engine-image=x"]
@@ -31,11 +34,47 @@ SERVERLESS = (
 
 
 def run(words: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process."""
     environment = {name: value for name, value in os.environ.items() if name != "KUBECONFIG"} | variables
     command = [sys.executable, "-m", "engine_server.cli", *words]
     return subprocess.run(
         command, capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL, timeout=120
     )
+
+
+Call = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def call(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> Iterator[Call]:
+    """Return a function that runs a command as `run` does, but in this process; what the command raises, it raises."""
+    root = logging.getLogger()
+    loggers = [root, *map(logging.getLogger, ("engine_server", "kopf"))]
+    levels = [logger.level for logger in loggers]
+    # Logs are the commands' own, which they leave to a program that has some.
+    own, root.handlers = root.handlers, []
+    monkeypatch.setattr(package, "find_spec", lambda name: None)  # no pip: it takes a second to find nothing
+
+    def called(words: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("KUBECONFIG", LEVEL_VARIABLE, FORMAT_VARIABLE):
+                patch.delenv(name, raising=False)
+            for name, value in {"HOME": str(tmp_path), **variables}.items():
+                patch.setenv(name, value)
+            patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+            root.handlers.clear()
+            try:
+                code = cli.main(words)
+            except SystemExit as ended:
+                code = int(ended.code or 0)
+        return subprocess.CompletedProcess(words, code, *capfd.readouterr())
+
+    yield called
+    root.handlers = own
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
 
 
 @pytest.mark.parametrize("words", [["-V"], ["--version"], ["version"]])
@@ -110,7 +149,6 @@ def taken() -> Iterator[str]:
         ([*ENDPOINT, "--port=0", f"--metrics-port={TAKEN}"], f"can't listen on 127.0.0.1:{TAKEN}: "),
         ([*ENDPOINT, "--port=70000", "--metrics-port=0"], "can't listen on 127.0.0.1:70000: "),
         (["router", "--kubernetes", "--kubeconfig=/nowhere"], "No such file or directory: '/nowhere'"),
-        ([*OPERATOR, "--health-port=0"], "no cluster: "),
         (["up", "pypi://none", f"--port={TAKEN}"], f"can't listen on 127.0.0.1:{TAKEN}: "),
         (["up", "none.yaml"], "none.yaml: cannot be read: No such file or directory"),
         (["up", NOT_YAML], "is not YAML: "),
@@ -122,7 +160,7 @@ def taken() -> Iterator[str]:
     ],
 )
 def test_what_a_user_can_cause_ends_with_a_sentence(
-    words: list[str], complaint: str, taken: str, tmp_path: Path
+    call: Call, words: list[str], complaint: str, taken: str, tmp_path: Path
 ) -> None:
     (tmp_path / "bad.yaml").write_text("a: [")
     replaced = {TAKEN: taken, NOT_YAML: str(tmp_path / "bad.yaml")}
@@ -130,37 +168,44 @@ def test_what_a_user_can_cause_ends_with_a_sentence(
         words = [word.replace(name, value) for word in words]
         complaint = complaint.replace(name, value)
 
-    done = run(words, HOME=str(tmp_path))
+    done = call(words)
 
     assert done.returncode in (1, 2)
     assert complaint in done.stderr
     assert "Traceback" not in done.stderr
 
 
+def test_a_process_without_a_cluster_ends_with_a_sentence_and_a_status(tmp_path: Path) -> None:
+    done = run([*OPERATOR, "--health-port=0"], HOME=str(tmp_path))
+
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    assert re.search(r"(?m)^\d{4}-\d\d-\d\d \S+ ERROR operator: no cluster: ", done.stderr)
+
+
 @pytest.mark.parametrize("content", ["a: [", "{}", "just words"])
-def test_a_kubeconfig_that_cannot_be_used_is_named(content: str, tmp_path: Path) -> None:
+def test_a_kubeconfig_that_cannot_be_used_is_named(call: Call, content: str, tmp_path: Path) -> None:
     (tmp_path / "config").write_text(content)
 
-    done = run([*OPERATOR, "--health-port=0"], KUBECONFIG=str(tmp_path / "config"))
+    done = call([*OPERATOR, "--health-port=0"], KUBECONFIG=str(tmp_path / "config"))
 
     assert (done.returncode, "Traceback" in done.stderr) == (1, False)
     assert "no cluster: " in done.stderr
 
 
 @pytest.mark.parametrize("content", ["a: [", "just words", "contexts: 3", SERVERLESS])
-def test_a_router_names_a_kubeconfig_that_cannot_be_used(content: str, tmp_path: Path) -> None:
+def test_a_router_names_a_kubeconfig_that_cannot_be_used(call: Call, content: str, tmp_path: Path) -> None:
     (tmp_path / "config").write_text(content)
 
-    done = run(["router", "--kubernetes", f"--kubeconfig={tmp_path / 'config'}"])
+    done = call(["router", "--kubernetes", f"--kubeconfig={tmp_path / 'config'}"])
 
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
     assert "the kubeconfig cannot be used: " in done.stderr
 
 
-def test_a_health_port_in_use_ends_the_operator(taken: str, tmp_path: Path) -> None:
+def test_a_health_port_in_use_ends_the_operator(call: Call, taken: str, tmp_path: Path) -> None:
     (tmp_path / "config").write_text(kubeconfig("http://127.0.0.1:1"))
 
-    done = run([*OPERATOR, f"--health-port={taken}"], KUBECONFIG=str(tmp_path / "config"))
+    done = call([*OPERATOR, f"--health-port={taken}"], KUBECONFIG=str(tmp_path / "config"))
 
     assert (done.returncode, "Traceback" in done.stderr) == (1, False)
     assert f"can't listen on port {taken}: " in done.stderr
@@ -178,12 +223,14 @@ LOGGING = [
 
 @pytest.mark.parametrize(("words", "component", "message"), LOGGING)
 def test_log_lines_have_time_level_and_component(
-    words: list[str], component: str, message: str, taken: str, tmp_path: Path
+    call: Call, words: list[str], component: str, message: str, taken: str, tmp_path: Path
 ) -> None:
     words = [word.replace(TAKEN, taken) for word in words]
+    (tmp_path / "config").write_text("{}")
+    variables = {"KUBECONFIG": str(tmp_path / "config")}
 
-    text = run(words, HOME=str(tmp_path), PIP_NO_INDEX="1").stderr
-    objects = run([*words, "--log-format=json"], HOME=str(tmp_path), PIP_NO_INDEX="1").stderr
+    text = call(words, **variables).stderr
+    objects = call([*words, "--log-format=json"], **variables).stderr
 
     assert re.search(rf"(?m)^\d{{4}}-\d\d-\d\d \S+ (INFO|ERROR) {component}: .*{message}", text)
     lines = [json.loads(line) for line in objects.splitlines() if line.startswith("{")]
@@ -192,19 +239,16 @@ def test_log_lines_have_time_level_and_component(
     assert all(line["time"] and line["level"] in LEVELS for line in lines)
 
 
-def test_level_of_logs_is_that_of_the_flag_or_of_the_environment(tmp_path: Path) -> None:
+def test_level_of_logs_is_that_of_the_flag_or_of_the_environment(call: Call) -> None:
     words = ["fetch", "pypi://none"]
-    variables = {"HOME": str(tmp_path), "PIP_NO_INDEX": "1"}
 
-    assert " INFO fetch: " in run(words, **variables).stderr
-    assert " INFO fetch: " not in run([*words, "--log-level=warning"], **variables).stderr
-    assert " INFO fetch: " not in run(words, **variables, FAIRLEAD_LOG_LEVEL="ERROR").stderr
+    assert " INFO fetch: " in call(words).stderr
+    assert " INFO fetch: " not in call([*words, "--log-level=warning"]).stderr
+    assert " INFO fetch: " not in call(words, FAIRLEAD_LOG_LEVEL="ERROR").stderr
 
 
-def test_level_of_logs_that_does_not_exist_is_named(tmp_path: Path) -> None:
-    logged = run(
-        ["fetch", "pypi://none"], HOME=str(tmp_path), PIP_NO_INDEX="1", FAIRLEAD_LOG_LEVEL="loud"
-    ).stderr
+def test_level_of_logs_that_does_not_exist_is_named(call: Call) -> None:
+    logged = call(["fetch", "pypi://none"], FAIRLEAD_LOG_LEVEL="loud").stderr
     assert (
         "FAIRLEAD_LOG_LEVEL is 'loud', and can be debug, info, warning, error; it is taken for info" in logged
     )
@@ -242,7 +286,7 @@ class Reviews(BaseHTTPRequestHandler):
 
 def test_verbose_version_has_what_a_bug_report_needs_and_no_secret(tmp_path: Path) -> None:
     with HTTPServer(("127.0.0.1", 0), Reviews) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         address = f"http://127.0.0.1:{server.server_port}"
         (tmp_path / "config").write_text(kubeconfig(address))
         done = run(

@@ -17,7 +17,7 @@ def test_the_report_has_the_output_of_failed_and_hanging_commands_and_of_those_a
     hang = ["sh", "-c", "echo begun; exec tail -f /dev/null"]
     stages = [
         gpu_run.Stage("first", 60, [command("print('one'); raise SystemExit(3)"), command("print('two')")]),
-        gpu_run.Stage("second", 5, [hang]),
+        gpu_run.Stage("second", 2, [hang]),
         gpu_run.Stage("third", 60, [command("import engine_server; print('three')")]),
     ]
     file = tmp_path / "logs" / "report.txt"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tools
 import yaml
 from api_server import ApiServer
 from chart_manifests import IMAGE, YAML_LOADER
@@ -16,7 +17,7 @@ from waiting import until
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "fairlead"
 CLUSTER = ROOT.parent / "shared" / "cluster" / "cluster"
-# Definitions of kinds of other projects: PodMonitor, ServiceMonitor, PrometheusRule, HTTPRoute and ScaledObject.
+# Definitions of kinds of other projects: those of `tools`, and larger ones that an API server works on for seconds.
 CRDS = Path(os.environ.get("FOREIGN_CRDS", CLUSTER.parent / "crds"))
 # The charts of published releases.
 FROZEN = sorted((ROOT / "tests" / "compat").glob("*/fairlead-*.tgz"))
@@ -87,7 +88,7 @@ def foreign_kinds(api_server: ApiServer) -> None:
     if not CRDS.is_dir():
         pytest.skip(f"needs the CRDs of other projects: FOREIGN_CRDS; no {CRDS}")
     definitions = [
-        one for path in CRDS.glob("*.yaml") for one in yaml.load_all(path.read_text(), YAML_LOADER)
+        one for name in tools.CRDS for one in yaml.load_all((CRDS / f"{name}.yaml").read_text(), YAML_LOADER)
     ]
     api_server.client.apply(*definitions)
     for definition in definitions:

@@ -32,6 +32,7 @@ def test_every_object_is_accepted_without_unknown_fields(
     assert client.warnings == []
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("namespaces")
 def test_root_keys_outlast_an_upgrade_and_every_way_to_apply_the_chart(
     api_server: ApiServer, helm: Helm, render: Render

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from chart_manifests import DIGEST, EVERY_VALUE, SET_IMAGE, arguments, find, kinds, names, pods
+from chart_manifests import DIGEST, EVERY_VALUE, SET_IMAGE, YAML_LOADER, arguments, find, kinds, names, pods
 from llm_operator.api import crd
 from llm_operator.api.profiles import read_profiles
 from llm_operator.api.spec import parse
@@ -89,7 +89,9 @@ def test_another_version_of_the_chart_restarts_no_pod(helm: Helm, root: Path, tm
     def templates(version: str) -> dict[str, Any]:
         (chart / "Chart.yaml").write_text(yaml.safe_dump(about | {"version": version, "appVersion": version}))
         rendered = helm("template", "fairlead", chart, "--set=image.tag=mine").stdout
-        deployments = [one for one in yaml.safe_load_all(rendered) if one and one["kind"] == "Deployment"]
+        deployments = [
+            one for one in yaml.load_all(rendered, YAML_LOADER) if one and one["kind"] == "Deployment"
+        ]
         return {one["metadata"]["name"]: one["spec"]["template"] for one in deployments}
 
     assert templates("8.0.0") == templates("9.0.0")
@@ -114,13 +116,14 @@ def test_only_the_crd_is_kept(manifests: list[Manifest]) -> None:
 
 
 def test_generated_files_are_current(helm: Helm, root: Path) -> None:
-    definition = yaml.safe_load((root / "charts/fairlead/files/llmdeployment-crd.yaml").read_text())
+    definition = yaml.load((root / "charts/fairlead/files/llmdeployment-crd.yaml").read_text(), YAML_LOADER)
     assert definition == crd.crd()
     values = root / "manifests/values.yaml"
     release = ["fairlead", root / "charts/fairlead", "--namespace", "fairlead-system", "--values", values]
     rendered = helm("template", *release, "--skip-tests").stdout
     plain = (root / "manifests/fairlead.yaml").read_text()
-    assert list(yaml.safe_load_all(plain)) == list(yaml.safe_load_all(rendered)), "run `make manifests`"
+    of_file, of_chart = (list(yaml.load_all(text, YAML_LOADER)) for text in (plain, rendered))
+    assert of_file == of_chart, "run `make manifests`"
 
 
 def test_crd_can_be_left_out(render: Render) -> None:
@@ -313,35 +316,38 @@ def test_routers_with_keys_find_each_other_by_a_headless_service(render: Render)
     assert "--peers-service=fairlead-router-peers" in arguments(manifests, "router")
 
 
-@pytest.mark.parametrize(
-    ("setting", "named"),
-    [
-        ("router.replica=2", "replica"),
-        ("router.replicas=-1", "replicas"),
-        ("router.drainGraceSeconds=-1", "drainGraceSeconds"),
-        ("router.drainTimeoutSeconds=1m", "drainTimeoutSeconds"),
-        ("image.digest=latest", "digest"),
-        ("router.policy=fastest", "policy"),
-        ("engine.podSecurity=privileged", "podSecurity"),
-        ("router.hold.seconds=-1", "seconds"),
-        ("router.service.typ=NodePort", "typ"),
-        ("router.keysSecret.key=a/b", "key"),
-        ("replicas=2", "replicas"),
-        ("watchNamespaces={Team_A}", "watchNamespaces"),
-        ("router.serviceAccount.create=false", "name"),
-        ("router.httpRoute.enabled=true", "parentRefs"),
-        ("router.service.externalTrafficPolicy=local", "externalTrafficPolicy"),
-        ("profiles.gpu-l4.replicas=2", "replicas"),
-        ("networkPolicies.allowFrom[0].pods=x", "pods"),
-        ("podMonitors.interval=15", "interval"),
-        ("serviceMonitors.interval=15", "interval"),
-        ("router.ingress.paths[0].path=v1", "path"),
-    ],
-)
-def test_values_schema_refuses_invalid_settings(helm: Helm, root: Path, setting: str, named: str) -> None:
-    result = helm("template", "fairlead", root / "charts/fairlead", SET_IMAGE, "--set", setting)
+# What the schema says about each.
+INVALID_SETTINGS = {
+    "router.replica=2": "'/router': additional properties 'replica' not allowed",
+    "router.replicas=-1": "'/router/replicas': minimum",
+    "router.drainGraceSeconds=-1": "'/router/drainGraceSeconds': minimum",
+    "router.drainTimeoutSeconds=1m": "'/router/drainTimeoutSeconds': got string",
+    "image.digest=latest": "'/image/digest': 'latest' does not match",
+    "router.policy=fastest": "'/router/policy': value must be one of",
+    "engine.podSecurity=privileged": "'/engine/podSecurity': value must be one of",
+    "router.hold.seconds=-1": "'/router/hold/seconds': minimum",
+    "router.service.typ=NodePort": "'/router/service': additional properties 'typ' not allowed",
+    "router.keysSecret.key=a/b": "'/router/keysSecret/key': 'a/b' does not match",
+    "replicas=2": "'': additional properties 'replicas' not allowed",
+    "watchNamespaces={Team_A}": "'/watchNamespaces/0': 'Team_A' does not match",
+    "router.serviceAccount.create=false": "'/router/serviceAccount/name': minLength",
+    "router.httpRoute.enabled=true": "'/router/httpRoute/parentRefs': minItems",
+    "router.service.externalTrafficPolicy=local": "'/router/service/externalTrafficPolicy': value must be one of",
+    "profiles.gpu-l4.replicas=2": "'/profiles/gpu-l4': additional properties 'replicas' not allowed",
+    "networkPolicies.allowFrom[0].pods=x": "'/networkPolicies/allowFrom/0': additional properties 'pods'",
+    "podMonitors.interval=15": "'/podMonitors/interval': got number",
+    "serviceMonitors.interval=15": "'/serviceMonitors/interval': got number",
+    "router.ingress.paths[0].path=v1": "'/router/ingress/paths/0/path': 'v1' does not match",
+}
+
+
+def test_values_schema_refuses_each_invalid_setting(helm: Helm, root: Path) -> None:
+    settings = [f"--set={setting}" for setting in INVALID_SETTINGS]
+
+    result = helm("template", "fairlead", root / "charts/fairlead", SET_IMAGE, *settings)
+
     assert result.returncode != 0
-    assert named in result.stderr
+    assert not [words for words in INVALID_SETTINGS.values() if f"- at {words}" not in result.stderr]
 
 
 def test_values_schema_covers_every_value(root: Path) -> None:

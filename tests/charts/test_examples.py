@@ -14,6 +14,7 @@ from kubernetes_client import Client
 from llm_operator.api.crd import crd
 from llm_operator.api.profiles import read_profiles
 from llm_operator.api.spec import parse
+from tiers import tiered
 
 from engine_server.router.callers.keys import decode_keys
 
@@ -47,31 +48,39 @@ def test_there_are_examples_of_each_kind_and_the_readme_lists_all() -> None:
     }
 
 
-@pytest.mark.parametrize("file", MANIFESTS, ids=name_of)
-def test_llmdeployments_are_accepted_by_the_schema_and_by_the_operator(file: Path) -> None:
+@pytest.fixture(scope="module")
+def validator() -> jsonschema.Draft202012Validator:
     schema = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+@pytest.mark.parametrize("file", MANIFESTS, ids=name_of)
+def test_llmdeployments_are_accepted_by_the_schema_and_by_the_operator(
+    validator: jsonschema.Draft202012Validator, file: Path
+) -> None:
     for document in documents(file):
         if document["kind"] == "LLMDeployment":
-            jsonschema.validate(document, schema)
+            validator.validate(document)
             parse(document)
 
 
 @pytest.mark.usefixtures("definition", "foreign_kinds")
-@pytest.mark.parametrize("file", MANIFESTS, ids=name_of)
-def test_kubectl_applies_the_manifests(api_server: ApiServer, file: Path) -> None:
-    for namespace in {document["metadata"].get("namespace", "default") for document in documents(file)}:
+def test_kubectl_applies_the_manifests(api_server: ApiServer) -> None:
+    listed = [document for file in MANIFESTS for document in documents(file)]
+    for namespace in {document["metadata"].get("namespace", "default") for document in listed}:
         api_server.client.create_namespace(namespace)
 
     flags = ("--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict")
-    done = api_server.kubectl("apply", *flags, "--filename", str(file))
+    done = api_server.kubectl("apply", *flags, *(f"--filename={file}" for file in MANIFESTS))
 
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("(server dry run)") == len(documents(file))
+    assert done.stdout.count("(server dry run)") == len(listed)
     assert "Warning" not in done.stderr
 
 
 @pytest.mark.usefixtures("foreign_kinds")
-@pytest.mark.parametrize("file", VALUES, ids=name_of)
+@pytest.mark.parametrize("file", tiered(VALUES, EXAMPLES / "values/keys.yaml", more=VALUES, ids=name_of))
 def test_an_api_server_accepts_the_chart_with_the_values(
     api_server: ApiServer, render: Render, file: Path
 ) -> None:

@@ -45,7 +45,7 @@ class Engine(BaseHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def engine() -> Iterator[str]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Engine) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
+        Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
 
@@ -67,9 +67,9 @@ def router(engine: str) -> Iterator[str]:
         yield address
 
 
-@pytest.fixture
-def router_without_models(tmp_path: Path) -> Iterator[str]:
-    file = tmp_path / "endpoints.json"
+@pytest.fixture(scope="module")
+def router_without_models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    file = tmp_path_factory.mktemp("endpoints") / "endpoints.json"
     file.write_text('{"deployments": []}')
     with running_router("--endpoints-file", str(file)) as address:
         yield address

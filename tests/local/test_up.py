@@ -325,6 +325,7 @@ def test_with_keys_it_is_ready_when_engines_are_and_the_request_has_a_key(
     assert len(curls) == 2 and all('-H "Authorization: Bearer $KEY"' in line for line in curls)
 
 
+@pytest.mark.more
 def test_a_router_on_all_addresses_is_asked_on_the_loopback_one(up: Callable[..., Up], manifest: Any) -> None:
     running = up(manifest(), flags=["--host=0.0.0.0"])
 
@@ -349,6 +350,7 @@ def test_restarts_a_killed_engine_on_its_socket(up: Callable[..., Up], manifest:
     assert gone({"tiny-0": first})  # its own child too
 
 
+@pytest.mark.more
 def test_ends_everything_when_an_engine_never_becomes_ready(up: Callable[..., Up], manifest: Any) -> None:
     running = up(manifest(engine={"args": ["--fail"]}))
     said = running.rest()
@@ -369,6 +371,7 @@ def test_leaves_no_process_when_it_is_killed(up: Callable[..., Up], manifest: An
     assert not alive
 
 
+@pytest.mark.more
 def test_a_second_signal_skips_the_grace_period(up: Callable[..., Up], manifest: Any) -> None:
     running = up(manifest(engine={"args": ["--stubborn"]}))
     ready(running)
@@ -380,26 +383,42 @@ def test_a_second_signal_skips_the_grace_period(up: Callable[..., Up], manifest:
     assert gone(reports)
 
 
-def test_refuses_more_gpus_in_total_than_there_are(up: Callable[..., Up], manifest: Any) -> None:
-    running = up(manifest(replicas=3, resources={"gpu": 1}), manifest("other", resources={"gpu": 2}))
-    said = running.rest()
+def run_here(folder: Path, *documents: object) -> int:
+    """Run `fairlead up` in this process, with small processes in place of what it starts; return its exit status."""
+    program, file = folder / "program.py", folder / "file.yaml"
+    program.write_text(PROGRAM)
+    file.write_text("\n---\n".join(json.dumps(document) for document in documents))
+    return command.main([str(file), "--port=0"], lambda arguments: (sys.executable, str(program), *arguments))
+
+
+def test_refuses_more_gpus_in_total_than_there_are(
+    manifest: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+
+    status = run_here(
+        tmp_path, manifest(replicas=3, resources={"gpu": 1}), manifest("other", resources={"gpu": 2})
+    )
+
+    said = "".join(capfd.readouterr())
     assert (
         "fairlead up: 5 GPUs are asked for and there are 4 here: tiny asks for 3 x 1, other asks for 1 x 2"
         in said
     )
-    assert running.process.wait(PATIENCE) == 1
-    assert running.reports() == {} and "fetching" not in said
+    assert status == 1
+    assert '{"pid"' not in said and "fetching" not in said
 
 
 def test_ends_before_anything_runs_when_a_model_cannot_be_fetched(
-    up: Callable[..., Up], manifest: Any
+    manifest: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    running = up(manifest("missing"))
-    said = running.rest()
+    status = run_here(tmp_path, manifest("missing"))
+
+    said = "".join(capfd.readouterr())
     assert "fetch | looking without a mark" in said
     assert "fairlead up: pypi://missing cannot be fetched" in said
-    assert running.process.wait(PATIENCE) == 1
-    assert running.reports() == {}
+    assert status == 1
+    assert '{"pid"' not in said
 
 
 def test_reports_a_port_in_use_before_anything_starts(

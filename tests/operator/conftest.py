@@ -9,6 +9,7 @@ from uuid import uuid4
 import pytest
 import yaml
 from api_server import ApiServer, kubeconfig_of
+from chart_manifests import YAML_LOADER
 from kubernetes_client import Client, RefusedError
 from operators import Operator, OperatorProcess
 from waiting import until
@@ -31,9 +32,12 @@ def manifest() -> Callable[..., dict[str, Any]]:
     return llmdeployment
 
 
+RENDERED: list[dict[str, Any]] = list(yaml.load_all(MANIFESTS.read_text(), YAML_LOADER))
+
+
 def rules_in_manifests(kind: str, name: str) -> list[dict[str, Any]]:
     """Return the rules of a role, as the chart renders it."""
-    for rendered in yaml.safe_load_all(MANIFESTS.read_text()):
+    for rendered in RENDERED:
         if (rendered["kind"], rendered["metadata"]["name"]) == (kind, name):
             return list(rendered["rules"])
     raise LookupError(f"{MANIFESTS} has no {kind} {name}")

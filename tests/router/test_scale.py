@@ -19,7 +19,11 @@ POST = (
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 EVENT = b"b\r\ndata: one\n\n\r\n"
 MEGABYTE = 1 << 20
-STREAMS = [1_000, pytest.param(5_000, marks=pytest.mark.thorough)]
+STREAMS = [
+    200,
+    pytest.param(1_000, marks=pytest.mark.more),
+    pytest.param(5_000, marks=pytest.mark.thorough),
+]
 STEADY_ROUNDS = 4
 WAVE = 50
 SILENT_CLIENTS = [100, pytest.param(1_000, marks=pytest.mark.thorough)]

@@ -81,6 +81,7 @@ async def test_a_second_signal_aborts_requests_in_flight(process, eventually, se
     assert isinstance((await asyncio.gather(pending, return_exceptions=True))[0], OSError | Exception)
 
 
+@pytest.mark.more
 async def test_drain_grace_is_configurable_and_a_second_signal_ends_it(start_engine, eventually, session):
     engine = await start_engine()
     child, url, _ = await start_process("--endpoint", f"m={engine.url}", "--drain-grace", "3600")
@@ -118,6 +119,7 @@ def test_drain_lasts_as_long_as_the_longest_of_the_deployments_within_the_limit(
     assert drain_seconds(600, deployments) == seconds
 
 
+@pytest.mark.more
 async def test_raises_the_limit_of_open_files():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard - 1, hard))

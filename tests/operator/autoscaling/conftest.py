@@ -116,7 +116,7 @@ class Engine(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("0.0.0.0", 0), Handler)
         self.gate = threading.Event()
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+import pytest
 from waiting import until
 
 # In seconds: short, so that a test waits for little.
@@ -43,6 +44,7 @@ def test_a_request_starts_a_deployment_from_zero_and_idle_time_returns_it_there(
         until(lambda name=name: scaler.logged(f"/{name}: scaled from 1 to 0 (Idle)"))
 
 
+@pytest.mark.more
 def test_a_deployment_that_never_became_ready_is_not_idle(scaling: Any, scaler: Any, manifest: Any) -> None:
     scaling.apply(manifest, "starting", 1, min=0, max=3, **WINDOWS)
     scaling.apply(manifest, "started", 1, min=0, max=3, **WINDOWS)
@@ -67,6 +69,7 @@ def test_requests_of_all_routers_start_replicas_and_their_end_removes_them(
     assert "Traceback" not in scaler.log
 
 
+@pytest.mark.more
 def test_nothing_is_scaled_down_while_a_router_does_not_answer(
     scaling: Any, scaler: Any, manifest: Any
 ) -> None:

@@ -4,12 +4,14 @@ import re
 from datetime import datetime
 from typing import Any
 
+import pytest
 from waiting import until
 
 # In seconds.
 WINDOW = 2
 
 
+@pytest.mark.more
 def test_an_operator_that_takes_over_scales_nothing_down_before_a_window_has_passed(
     scaling: Any, start_scaler: Any, manifest: Any
 ) -> None:

@@ -73,7 +73,7 @@ class Admin(BaseHTTPRequestHandler):
 @pytest.fixture
 def engine() -> Iterator[Engine]:
     with Engine() as engine:
-        threading.Thread(target=engine.serve_forever, daemon=True).start()
+        threading.Thread(target=engine.serve_forever, args=(0.02,), daemon=True).start()
         yield engine
         engine.shutdown()
 
@@ -185,6 +185,7 @@ def test_adapters_reach_engines_and_the_status_without_a_new_pod_template(
     until(lambda: not world.list("configmap", home, labelSelector="fairlead.dev/llmdeployment"))
 
 
+@pytest.mark.more
 def test_adapters_that_change_while_the_admin_key_is_replaced_reach_engines_with_the_new_key(
     world: Any,
     home: str,

@@ -61,6 +61,7 @@ def test_an_operator_that_starts_with_keys_changes_no_engine_until_its_spec_chan
     until(lambda: ROUTER_FLAG in engine()["args"])
 
 
+@pytest.mark.more
 def test_an_operator_that_starts_without_keys_takes_them_from_engines_whose_spec_is_invalid_by_now(
     world: Any, start: Any, manifest: Any, name: str
 ) -> None:

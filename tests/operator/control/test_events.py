@@ -96,6 +96,7 @@ async def test_an_event_counts_up_at_most_once_in_an_interval(
     )
 
 
+@pytest.mark.more
 async def test_a_restarted_operator_continues_the_event(
     world: Any, cluster_of_operator: Cluster, subject: dict[str, Any], name: str
 ) -> None:

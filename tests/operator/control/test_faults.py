@@ -149,9 +149,9 @@ async def compaction(request: web.Request) -> web.StreamResponse | None:
 @pytest.mark.parametrize(
     "fault",
     [
-        pytest.param(conflict, id="conflict"),
+        pytest.param(conflict, id="conflict", marks=pytest.mark.more),
         pytest.param(answering(500), id="internal-error"),
-        pytest.param(gateway_timeout, id="gateway-timeout"),
+        pytest.param(gateway_timeout, id="gateway-timeout", marks=pytest.mark.more),
     ],
 )
 def test_carries_out_an_edit_after_failed_calls(site: Site, manifest: Any, name: str, fault: Fault) -> None:
@@ -219,6 +219,7 @@ def test_repeats_a_write_whose_answer_was_lost_without_changing_anything(
     assert site.world.get("deployment", f"{name}-engine")["metadata"]["generation"] == generation + 1
 
 
+@pytest.mark.more
 def test_repeats_a_write_that_is_never_answered(
     site: Site, manifest: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,6 +238,7 @@ def test_repeats_a_write_that_is_never_answered(
     site.proxy.fault = None
 
 
+@pytest.mark.more
 def test_carries_out_an_edit_although_watches_are_cut_and_compacted(
     site: Site, manifest: Any, name: str
 ) -> None:
@@ -345,6 +347,7 @@ def test_repairs_drift_that_a_watch_reports_at_once_and_without_a_list(
     ]
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("short_patience")
 def test_lists_every_kind_with_the_first_answers_after_an_outage(
     world: Any, run_operator: Any, tmp_path: Path
@@ -389,6 +392,7 @@ def test_goes_on_after_a_minute_of_silence_with_the_default_settings(
         assert attempts[0].status == 200
 
 
+@pytest.mark.more
 def test_opens_a_watch_of_a_kind_that_discovery_missed(
     world: Any, run_operator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,14 +32,12 @@ def holder(world: Any, home: str) -> str | None:
     return found["spec"].get("holderIdentity") if found else None
 
 
-def test_a_second_process_stands_by_until_a_signal_ends_the_first(
-    world: Any, home: str, start_process: Any
+def test_a_second_operator_stands_by_until_a_signal_ends_the_first(
+    world: Any, home: str, start: Any, start_process: Any
 ) -> None:
-    account = world.service_account(home)
-    flags = (f"--namespace={home}", f"--lease-namespace={home}")
-    first = start_process(account, *flags)
+    first = start_process(world.service_account(home), f"--namespace={home}", f"--lease-namespace={home}")
     until(lambda: first.logged(f"this operator holds {home}/{LEASE}"))
-    second = start_process(account, *flags)
+    second = start()
     until(lambda: second.logged("standing by: "))
     assert not second.logged("this operator holds")
     assert first.stop() == 0

@@ -41,6 +41,13 @@ def _looks_often_at_downloads() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def _downloads_end(world: Any) -> Iterator[None]:
+    """Leave no LLMDeployment whose download the operator goes on looking at."""
+    yield
+    world.delete_all("llmd", world.namespace)
+
+
 def cached(manifest: Any, name: str, model: str, **given: Any) -> dict[str, Any]:
     """Return an LLMDeployment with a model that no other test has."""
     return dict(manifest(name, model={"uri": f"hf://tests/{model}", "cache": given or {"size": "1Gi"}}))
@@ -110,6 +117,7 @@ def test_two_deployments_share_one_claim_and_one_download(world: Any, manifest: 
     assert claim["metadata"]["name"] == claim_name
 
 
+@pytest.mark.more
 def test_a_later_deployment_of_a_complete_cache_runs_no_job(world: Any, manifest: Any, name: str) -> None:
     first, later = f"{name[:40]}-1", f"{name[:40]}-2"
     world.apply(cached(manifest, first, name))
@@ -127,6 +135,7 @@ def test_a_later_deployment_of_a_complete_cache_runs_no_job(world: Any, manifest
     assert owners(claim) == {first, later}
 
 
+@pytest.mark.more
 def test_a_deployment_that_shares_a_running_download_can_leave_it(
     world: Any, manifest: Any, name: str
 ) -> None:
@@ -275,7 +284,7 @@ class Report(BaseHTTPRequestHandler):
 @pytest.fixture
 def progress() -> Iterator[None]:
     with ProgressServer() as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield
         server.shutdown()
 
@@ -310,6 +319,7 @@ def test_the_condition_reports_percent_and_bytes(
     assert world.condition(name, "Ready")["message"] == expected
 
 
+@pytest.mark.more
 def test_fetch_pods_that_accept_and_never_answer_delay_no_llmdeployment(
     world: Any, manifest: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,10 +31,11 @@ async def test_outages_take_places_and_answers_bring_them_back() -> None:
     assert pace.places.locked()
 
 
+@pytest.mark.more
 def test_calls_that_are_not_answered_in_time_are_made_again_two_at_a_time(
     world: Any, manifest: Any, start_operator: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "REQUEST_SECONDS", 3)
+    monkeypatch.setattr(cluster, "REQUEST_SECONDS", 1)
     names = [f"{name[:40]}-{number}" for number in range(WORKERS)]
     world.apply(*map(manifest, names))
     in_flight = 0

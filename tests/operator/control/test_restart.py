@@ -67,6 +67,7 @@ def test_a_restart_writes_nothing(world: Any, manifest: Any, home: str, start: S
     assert writes() == written
 
 
+@pytest.mark.more
 def test_a_restart_writes_nothing_of_a_shared_cache_before_and_after_its_download(
     world: Any, manifest: Any, home: str, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,6 +106,7 @@ def test_a_restart_writes_nothing_of_a_shared_cache_before_and_after_its_downloa
     assert writes() == written
 
 
+@pytest.mark.more
 def test_a_profile_that_is_removed_during_a_download_is_reported_and_the_download_goes_on(
     world: Any, manifest: Any, home: str, start: Start, tmp_path: Path, name: str
 ) -> None:
@@ -131,6 +133,7 @@ def test_a_profile_that_is_removed_during_a_download_is_reported_and_the_downloa
     assert children() == before
 
 
+@pytest.mark.more
 def test_another_operator_takes_over_from_one_that_was_killed(
     world: Any,
     manifest: Any,

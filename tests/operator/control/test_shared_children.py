@@ -93,6 +93,7 @@ async def test_a_release_leaves_an_object_alone_that_has_taken_the_name_of_the_c
     assert world.find("configmap", name, unwatched) is not None
 
 
+@pytest.mark.more
 async def test_operators_of_two_releases_do_not_rewrite_a_shared_claim_in_turns(
     world: Any, cluster: Cluster, manifest: Any, unwatched: str, name: str
 ) -> None:

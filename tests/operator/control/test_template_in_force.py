@@ -87,6 +87,7 @@ def upgrade(world: Any, name: str) -> None:
     assert engine(world, name)["image"] == "engine:0"
 
 
+@pytest.mark.more
 def test_a_damaged_record_is_restored_from_the_live_template(world: Any, manifest: Any, name: str) -> None:
     world.apply(manifest(name))
     until(lambda: annotations(world, name))
@@ -99,6 +100,7 @@ def test_a_damaged_record_is_restored_from_the_live_template(world: Any, manifes
     assert engine(world, name)["image"] == "engine:0"
 
 
+@pytest.mark.more
 def test_a_live_template_that_was_modified_with_its_record_is_rendered_anew(
     world: Any, manifest: Any, name: str
 ) -> None:
@@ -128,6 +130,7 @@ def test_a_deployment_of_an_earlier_release_keeps_its_template(world: Any, manif
     assert world.get("deployment", f"{name}-engine")["spec"]["template"] == before
 
 
+@pytest.mark.more
 def test_rolled_at_is_recorded_for_every_llmdeployment_that_is_annotated(
     world: Any, manifest: Any, name: str
 ) -> None:

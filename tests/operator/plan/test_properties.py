@@ -18,6 +18,7 @@ from llm_operator.plan.decide import decide
 from llm_operator.plan.pod.pods import pod_template
 from llm_operator.settings import Settings
 from msgspec import inspect
+from tiers import tiered
 
 PROFILES = {"gpu-l4": {"resources": {"gpu": 1}, "podTemplate": {"spec": {"nodeSelector": {"gpu": "l4"}}}}}
 SETTINGS = Settings(engine_image="engine:1", profiles=PROFILES)
@@ -42,6 +43,17 @@ CACHED = st.builds(
 )
 COMPLETE = {"conditions": [{"type": "Complete", "status": "True"}]}
 SINGLE_FIELDS = single_fields(LIKELY)
+# Of each way into the pods: the model, its cache, a profile, flags, files, resources, the template, and none.
+TRIED_FIELDS = (
+    "model.uri",
+    "model.cache",
+    "profile",
+    "engine.args",
+    "engine.files",
+    "resources.gpu",
+    "podTemplate",
+    "replicas",
+)
 
 
 def subject(manifest: Any, spec: dict[str, Any]) -> dict[str, Any]:
@@ -190,7 +202,7 @@ def carried_out(
     return children[workload_key("smollm2")], children
 
 
-@pytest.mark.parametrize("field", SINGLE_FIELDS)
+@pytest.mark.parametrize("field", tiered(SINGLE_FIELDS, *TRIED_FIELDS, more=SINGLE_FIELDS))
 @settings(max_examples=8, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 @given(spec=SERVING | CACHED, data=st.data())
 def test_every_change_of_one_field_gives_the_pods_of_a_new_deployment(

@@ -136,8 +136,8 @@ async def test_a_pipelined_request_is_not_late_while_the_one_before_is_answered(
     ("limit", "before"),
     [
         ("head_seconds", HEAD),
-        ("piece_seconds", POST[:-3]),
-        ("body_seconds", POST[:-3]),
+        pytest.param("piece_seconds", POST[:-3], marks=pytest.mark.more),
+        pytest.param("body_seconds", POST[:-3], marks=pytest.mark.more),
         ("idle_seconds", b""),
     ],
     ids=["head", "piece", "body", "idle"],
@@ -317,6 +317,7 @@ async def test_refuses_an_endless_trailer_or_chunk_extension(start_router, befor
     writer.close()
 
 
+@pytest.mark.more
 async def test_pipelined_requests_count_as_memory_until_they_are_answered(start_router, eventually):
     """Thousands of requests that are answered at once, for a client that reads none of the answers and then all."""
     router = await start_router(limits=limits())

@@ -295,6 +295,7 @@ async def test_a_connect_without_an_answer_does_not_eject_the_last_replica(
     assert await router.metric(r"fairlead_router_endpoint_live\{.*\}") == 1
 
 
+@pytest.mark.more
 async def test_a_router_without_cpu_while_it_connects_reaches_its_only_replica(
     start_engine, start_router, monkeypatch
 ):

@@ -19,6 +19,7 @@ def poison(world: Any, name: str) -> None:
     world.call("POST", world.path("llmd"), nested_llmd(name, LEVELS))
 
 
+@pytest.mark.more
 def test_an_operator_starts_and_watches_beside_an_object_that_is_nested_too_deeply(
     world: Any, manifest: Any, start_operator: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -163,6 +163,7 @@ async def test_llmdeployments_are_listed_in_small_pages_and_others_in_large_ones
     assert {frozenset(given) for given in limits.values()} == {frozenset(("250", "50"))}
 
 
+@pytest.mark.more
 async def test_the_largest_known_llmdeployment_bounds_the_pages_of_kopf_and_of_relists(
     world: Any, manifest: Any, proxied: tuple[FaultProxy, Informer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,10 +194,12 @@ async def test_the_largest_known_llmdeployment_bounds_the_pages_of_kopf_and_of_r
     assert sum("continue" in query for query in queries[1:]) >= 2
 
 
+@pytest.mark.more
 async def test_a_page_that_does_not_come_in_time_is_asked_for_again_with_fewer_llmdeployments(
     world: Any, manifest: Any, proxied: tuple[FaultProxy, Informer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clusters, "REQUEST_SECONDS", 2)
+    monkeypatch.setattr(clusters, "REQUEST_SECONDS", 1)
+    monkeypatch.setattr(informers, "RETRY_SECONDS", 0.01)
     proxy, informer = proxied
     informer.pages.most = 4
     names = {f"slow-{number}" for number in range(3)}
@@ -217,10 +220,11 @@ async def test_a_page_that_does_not_come_in_time_is_asked_for_again_with_fewer_l
     world.delete_all("llmd", world.namespace)
 
 
+@pytest.mark.more
 async def test_kopf_asks_for_fewer_llmdeployments_after_a_page_that_did_not_come_in_time(
     world: Any, manifest: Any, proxied: tuple[FaultProxy, Informer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handlers, "REQUEST_SECONDS", 2)
+    monkeypatch.setattr(handlers, "REQUEST_SECONDS", 1)
     monkeypatch.setattr(handlers, "RETRY_SECONDS", 0.01)
     proxy, informer = proxied
     informer.pages.most = 4

@@ -24,8 +24,9 @@ def busy(retry_after: str, room: int = 0) -> bytes:
 class Slots:
     """An engine that answers one request at a time, each once it is told to, and refuses others."""
 
-    def __init__(self, size: int = 1) -> None:
+    def __init__(self, size: int = 1, retry_after: str = "60") -> None:
         self.size = size
+        self.retry_after = retry_after
         self.running = 0
         self.refused = 0
         self.served: list[str] = []
@@ -34,7 +35,7 @@ class Slots:
     async def __call__(self, engine, request, writer) -> None:
         if self.running == self.size:
             self.refused += 1
-            writer.write(busy("60"))
+            writer.write(busy(self.retry_after))
             return
         self.running += 1
         try:
@@ -338,7 +339,7 @@ async def test_an_engine_that_refuses_and_reports_room_gets_one_request_in_each_
 async def test_no_request_for_an_engine_that_is_shared_by_many_routers_is_refused(
     start_engine, start_router, eventually
 ):
-    slots = Slots(4)
+    slots = Slots(4, retry_after="1")
     engine = await start_engine(slots)
     hold = HoldSettings(when_full=True, seconds=600.0)
     routers = [await start_router({"m": [engine]}, hold=hold) for _ in range(8)]
