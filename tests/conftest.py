@@ -4,7 +4,7 @@ import signal
 
 import hypothesis
 
-pytest_plugins = ["engines", "api_server", "foreign_folder"]
+pytest_plugins = ["engines", "api_server", "foreign_folder", "shared_trials"]
 
 # Speed is no property of these tests: a machine may be slow, or busy.
 # `make test` runs a few examples of each property, `make test TIER=all` many.

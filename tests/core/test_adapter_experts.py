@@ -56,6 +56,7 @@ def test_routed_experts_give_pefts_output(reference: Reference, finish, eager: b
     check_outputs(reference, finish, enable_lora=True, max_loras=3, enforce_eager=eager)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("platform", [GroupingPlatform, pytest.param(CapturingPlatform, marks=needs_kernels)])
 def test_grouped_experts_give_pefts_output(
     reference: Reference, finish, platform: type[Platform], monkeypatch: pytest.MonkeyPatch
@@ -72,7 +73,12 @@ def routed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.transformers
 @pytest.mark.parametrize(
-    "platform", [None, GroupingPlatform, pytest.param(CapturingPlatform, marks=needs_kernels)]
+    "platform",
+    [
+        None,
+        pytest.param(GroupingPlatform, marks=pytest.mark.more),
+        pytest.param(CapturingPlatform, marks=[needs_kernels, pytest.mark.more]),
+    ],
 )
 def test_adapters_of_all_linear_layers_and_the_router_give_pefts_output(
     routed: Reference, finish, platform: type[Platform] | None, monkeypatch: pytest.MonkeyPatch

@@ -116,6 +116,7 @@ def test_steps_without_adapters_have_the_program_of_an_engine_that_takes_none(
     assert {used_states, used_logits}.isdisjoint(without)
 
 
+@pytest.mark.more
 def test_preempted_requests_go_on_with_their_adapter(tuned: Tuned, finish) -> None:
     counts = Counts()
     assert (
@@ -133,6 +134,7 @@ def test_two_ranks_give_pefts_output(tuned: Tuned, finish) -> None:
     assert outputs(engine, tuned, finish) == tuned.expected
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("quantization", tiered(["int8", "int4"], "int8"))
 def test_quantised_weights_take_adapters(tuned: Tuned, finish, quantization: str) -> None:
     """The base's output differs from PEFT's; an adapter without effect gives the base's, and others change it."""
@@ -141,6 +143,7 @@ def test_quantised_weights_take_adapters(tuned: Tuned, finish, quantization: str
     assert all(found[name] != found[None] for name in SETTINGS)
 
 
+@pytest.mark.more
 @pytest.mark.transformers
 def test_adapters_survive_a_sleep(tuned: Tuned, finish) -> None:
     engine = start(tuned)

@@ -198,6 +198,7 @@ def test_drafts_are_those_of_the_whole_prefix(
     check(recorded, reference)
 
 
+@pytest.mark.more
 @needs_kernels
 def test_captured_steps_of_a_head_give_the_logits_of_eager_ones(
     checkpoint: Checkpoint, finish, monkeypatch: pytest.MonkeyPatch
@@ -238,6 +239,7 @@ def test_drafts_for_a_target_with_windows_in_some_layers_are_those_of_the_whole_
     check(recorded, load_reference(checkpoint))
 
 
+@pytest.mark.more
 def test_drafts_after_a_cached_prefix_are_those_of_the_whole_prefix(
     checkpoint: Checkpoint, reference: Reference, finish, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,6 +255,7 @@ def test_drafts_after_a_cached_prefix_are_those_of_the_whole_prefix(
     assert all(one.drafts == reference(one.known, len(one.drafts)) for one in recorded)
 
 
+@pytest.mark.more
 @by_params
 def test_preempted_requests_have_the_same_output(
     checkpoint: Checkpoint, plain: LLMEngine, params: SamplingParams, finish
@@ -345,6 +348,7 @@ def save_predictable(folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
+@pytest.mark.more
 @by_params
 def test_drafts_of_a_head_that_predicts_its_target_are_accepted_whole(
     tmp_path: Path, params: SamplingParams, finish
@@ -360,6 +364,7 @@ def test_drafts_of_a_head_that_predicts_its_target_are_accepted_whole(
     assert counts.accepted == counts.drafted > 0
 
 
+@pytest.mark.more
 @by_params
 def test_drafts_after_overlapped_steps_continue_the_latest_states(
     tmp_path: Path, params: SamplingParams, finish
@@ -410,7 +415,7 @@ def test_pickled_head_is_refused_with_a_remedy(tiny_llama: Path, tmp_path: Path)
         make(tiny_llama, {"method": "eagle3", "model": str(tmp_path)})
 
 
-@pytest.mark.parametrize("method", ["eagle3", "draft_model"])
+@pytest.mark.parametrize("method", tiered(["eagle3", "draft_model"], "eagle3", more=["draft_model"]))
 def test_target_that_forgets_is_refused(method: str, tmp_path: Path) -> None:
     windows = {"sliding_window": 8, "layer_types": ["sliding_attention"] * 7}
     save_target(tmp_path / "target", model="Qwen3ForCausalLM", use_sliding_window=True, **windows)

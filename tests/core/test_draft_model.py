@@ -27,6 +27,7 @@ def same_model(tiny_llama: Path) -> dict[str, Any]:
     return {"model": str(tiny_llama), "num_speculative_tokens": 3}
 
 
+@pytest.mark.more
 def test_draft_model_sleeps_and_wakes(tiny_llama: Path, same_model: dict[str, Any], finish) -> None:
     engine = make(tiny_llama, same_model)
     expected = run(engine, finish, usual())
@@ -170,6 +171,7 @@ def test_wrong_draft_models_are_refused(tiny_llama: Path, tiny_writer: Path, tmp
         make(tiny_llama, {"model": str(tiny_writer)})
 
 
+@pytest.mark.more
 def test_cache_without_room_for_the_draft_model_is_refused(tiny_llama: Path) -> None:
     options = {
         "num_gpu_blocks_override": None,

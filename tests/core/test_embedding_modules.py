@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 from safetensors.torch import load_file, save_file
+from tiers import tiered
 from torch import Tensor, nn
 
 from engine_server import LLM, EngineArgs, InvalidRequestError, PoolingParams
@@ -116,8 +117,8 @@ def same(ours: Tensor, theirs: Tensor) -> None:
 @pytest.mark.parametrize(
     ("kind", "settings", "options"),
     [
-        ("BertModel", {}, {}),
-        ("Gemma3TextModel", GEMMA, {}),
+        pytest.param("BertModel", {}, {}, marks=pytest.mark.more),
+        pytest.param("Gemma3TextModel", GEMMA, {}, marks=pytest.mark.more),
         ("Qwen3Model", QWEN3, {"max_num_batched_tokens": 12}),
     ],
 )
@@ -148,6 +149,7 @@ def test_residual_adds_the_input_or_its_projection(tmp_path: Path, size: int) ->
     same(embed(an_llm(folder)), vectors @ own["linear.weight"].T + own["linear.bias"] + added)
 
 
+@pytest.mark.more
 def test_normalization_before_a_layer_is_kept(tmp_path: Path) -> None:
     folder = save(tmp_path, "BertModel", [POOLING, NORMALIZE, dense(HIDDEN, SHORT)])
     own = read_weights(folder, 3)
@@ -156,15 +158,18 @@ def test_normalization_before_a_layer_is_kept(tmp_path: Path) -> None:
     same(embed(an_llm(folder), normalize=True), F.normalize(expected))
 
 
+ACTIVATIONS = [
+    ("GELU", F.gelu),
+    ("ReLU", F.relu),
+    ("SiLU", F.silu),
+    ("Sigmoid", torch.sigmoid),
+    ("LeakyReLU", F.leaky_relu),
+]
+
+
 @pytest.mark.parametrize(
     ("name", "function"),
-    [
-        ("GELU", F.gelu),
-        ("ReLU", F.relu),
-        ("SiLU", F.silu),
-        ("Sigmoid", torch.sigmoid),
-        ("LeakyReLU", F.leaky_relu),
-    ],
+    tiered(ACTIVATIONS, ACTIVATIONS[0], more=ACTIVATIONS),
 )
 def test_activation_is_the_one_that_the_module_names(
     tmp_path: Path, name: str, function: Callable[[Tensor], Tensor]
@@ -198,6 +203,7 @@ def test_truncate_dim_is_the_default_length(tmp_path: Path) -> None:
     same(embed(llm, dimensions=16), F.normalize(vectors[:, :16]))
 
 
+@pytest.mark.more
 def test_layers_of_a_model_in_bfloat16_compute_in_float32(tmp_path: Path) -> None:
     folder = save(tmp_path / "model", "BertModel", [POOLING, dense(HIDDEN, SHORT)], torch.bfloat16)
     own = read_weights(folder, 2)

@@ -8,6 +8,7 @@ from typing import ClassVar
 import msgspec
 import pytest
 import torch
+from tiers import tiered
 
 from engine_server import AsyncEngineArgs, AsyncLLMEngine, EngineArgs, EngineDeadError, LLMEngine
 from engine_server.core.model_inputs import ModelInputs
@@ -35,7 +36,11 @@ class SmallRunner(ModelRunner):
         return output
 
 
-@pytest.fixture(params=[False, True], ids=["plain", "overlapped"])
+@pytest.fixture(
+    params=tiered(
+        [False, True], True, more=[False], ids=lambda overlapped: "overlapped" if overlapped else "plain"
+    )
+)
 def small(request, tiny_llama: Path, monkeypatch) -> LLMEngine:
     monkeypatch.setattr(SmallRunner, "sizes", [])
     monkeypatch.setattr(SmallRunner, "held", [])
@@ -130,6 +135,7 @@ class LostRunner(ModelRunner):
 """
 
 
+@pytest.mark.usefixtures("foreign_folder")  # a core imports nothing from it
 async def test_engine_ends_when_its_device_fails(
     tiny_llama: Path, tiny_params, tmp_path: Path, monkeypatch
 ) -> None:

@@ -280,6 +280,7 @@ def test_triton_attention_refuses_heads_larger_than_its_kernels_support() -> Non
         TritonAttention(layout, [4], 16, torch.float32, CpuPlatform(), processors=1)
 
 
+@pytest.mark.more
 def test_load_of_a_draft_model_leaves_the_largest_steps_peak(tiny_llama: Path, monkeypatch) -> None:
     device = MeteredDevice()
     monkeypatch.setattr(model_runner, "choose_platform", lambda *_: device)
@@ -337,6 +338,7 @@ def start(monkeypatch, device: CpuPlatform, target: Path, **speculative_config: 
     )  # fmt: skip
 
 
+@pytest.mark.more
 def test_captured_steps_of_a_draft_model_are_reserved_and_those_of_the_target_once(
     tiny_llama: Path, monkeypatch
 ) -> None:
@@ -364,6 +366,7 @@ def eagle3(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {"target": target, "method": "eagle3", "model": str(head)}
 
 
+@pytest.mark.more
 def test_largest_and_captured_steps_of_a_draft_head_are_reserved(eagle3: dict[str, Any], monkeypatch) -> None:
     device, steps = CapturingDevice(), []
     run_step, peaks = DraftHead.run_step, iter([8 * GIB, 3 * GIB])
@@ -382,6 +385,7 @@ def test_largest_and_captured_steps_of_a_draft_head_are_reserved(eagle3: dict[st
     assert device.reserved == [(8 + 3) * GIB]
 
 
+@pytest.mark.more
 def test_largest_step_takes_as_much_as_one_that_keeps_states_for_an_eagle3_head(
     eagle3: dict[str, Any], monkeypatch
 ) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import scheduling
 from sampling import COUNTED
+from tiers import tiered
 
 from engine_server import EngineArgs, LLMEngine, RequestOutput, SamplingParams
 from engine_server.core.heads.sampler import PendingTokens
@@ -45,7 +46,7 @@ def answers(engine: LLMEngine, finish) -> list[tuple[list[int], str | None, obje
 
 
 # Enough blocks for all requests, or so few that some are preempted.
-@pytest.mark.parametrize("blocks", [80, 8])
+@pytest.mark.parametrize("blocks", tiered([80, 8], 8, more=[80]))
 def test_overlapped_loop_gives_the_results_of_the_plain_loop(tiny_llama: Path, finish, blocks: int) -> None:
     plain, overlapped = (answers(make(tiny_llama, way, blocks), finish) for way in (False, True))
     assert [one[:2] for one in overlapped] == [one[:2] for one in plain]

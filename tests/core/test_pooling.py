@@ -98,6 +98,7 @@ def embeddings(outputs: list[EmbeddingRequestOutput]) -> list[list[float]]:
     return [output.outputs.embedding for output in outputs]
 
 
+@pytest.mark.more
 async def test_minilm_embeddings_equal_sentence_transformers() -> None:
     """Send all prompts together, to a core process."""
     args = AsyncEngineArgs(model=REFERENCE["model"], dtype="float32", disable_log_stats=True)
@@ -144,8 +145,7 @@ async def test_minilm_embeddings_equal_sentence_transformers() -> None:
             ("MPNetModel", {"classifier_pooling": "mean"}),
         ],
         ("BertModel", {}),  # the plain one, one with windows, and one with relative positions
-        ("ModernBertModel", MODERNBERT),
-        ("MPNetModel", {"classifier_pooling": "mean"}),
+        more=[("ModernBertModel", MODERNBERT), ("MPNetModel", {"classifier_pooling": "mean"})],
     ),
 )
 def test_encoder_embeddings_equal_transformers(make: Make, kind: str, settings: dict) -> None:
@@ -168,8 +168,8 @@ def test_encoder_embeddings_equal_transformers(make: Make, kind: str, settings: 
     ("kind", "pooling"),
     tiered(
         product(["Qwen3Model", "LlamaForCausalLM"], [LAST_TOKEN, MEAN]),
-        ("Qwen3Model", LAST_TOKEN),
         ("LlamaForCausalLM", MEAN),
+        more=[("Qwen3Model", LAST_TOKEN)],
     ),
 )
 def test_decoder_embeddings_are_equal_in_chunks_and_after_preemption(
@@ -224,9 +224,8 @@ def test_decoder_embeds_with_runner_pooling(make: Make) -> None:
             ("LlamaForSequenceClassification", {"num_key_value_heads": 2, "pad_token_id": None}),
         ],
         ("BertForSequenceClassification", {}),
-        MULTI_LABEL,
-        REGRESSION,
         QWEN3,
+        more=[MULTI_LABEL, REGRESSION],
     ),
 )
 def test_classifier_scores_equal_transformers(make: Make, kind: str, settings: dict) -> None:

@@ -47,6 +47,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.more
 def test_example_of_the_api_specification_runs_as_a_plain_script_after_the_exit_of_a_fork(
     tiny_writer: Path,
 ) -> None:
@@ -59,6 +60,7 @@ def test_example_of_the_api_specification_runs_as_a_plain_script_after_the_exit_
     assert not psutil.pid_exists(int(core))
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("foreign_folder")
 def test_core_and_ranks_import_nothing_from_the_working_folder(tiny_llama: Path) -> None:
     arguments = AsyncEngineArgs(

@@ -141,6 +141,7 @@ def test_output_is_independent_of_chunks(tuned: Tuned, finish, budget: int) -> N
     assert outputs(start(tuned, max_num_batched_tokens=budget), tuned, finish) == tuned.expected
 
 
+@pytest.mark.more
 def test_preempted_requests_go_on_with_their_adapter(tuned: Tuned, finish) -> None:
     counts = Counts()
     engine = start(tuned, counts, block_size=4, num_gpu_blocks_override=20, max_model_len=80)
@@ -153,10 +154,12 @@ def test_two_ranks_give_pefts_output(tuned: Tuned, finish) -> None:
     assert outputs(start(tuned, tensor_parallel_size=2, device="cpu"), tuned, finish) == tuned.expected
 
 
+@pytest.mark.more
 def test_overlapped_steps_give_pefts_output(tuned: Tuned, finish) -> None:
     assert outputs(start(tuned, async_scheduling=True), tuned, finish) == tuned.expected
 
 
+@pytest.mark.more
 def test_adapters_survive_a_sleep(tuned: Tuned, finish) -> None:
     engine = start(tuned)
     for level in (1, 2):
@@ -166,6 +169,7 @@ def test_adapters_survive_a_sleep(tuned: Tuned, finish) -> None:
         assert outputs(engine, tuned, finish) == tuned.expected
 
 
+@pytest.mark.more
 def test_one_adapter_in_memory_serves_requests_in_turn(tuned: Tuned, finish) -> None:
     engine = start(tuned, max_prompt_adapters=1)
     assert outputs(engine, tuned, finish) == tuned.expected
@@ -223,6 +227,7 @@ def test_adapter_is_cached_as_a_prefix_under_its_content(tuned: Tuned, tmp_path:
     assert cached(prompt, prompt_adapter_request=tuned.prompts["long"]) == (0, 0)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("budget", tiered([5, 64], 5))
 def test_logprobs_are_those_of_the_prompt_after_the_virtual_tokens(tuned: Tuned, finish, budget: int) -> None:
     engine = start(tuned, max_num_batched_tokens=budget)
@@ -294,6 +299,7 @@ def test_seeded_choices_and_resumed_requests_go_on(tuned: Tuned, finish) -> None
     assert finish(engine)["resumed"].outputs[0].token_ids == choices[0]
 
 
+@pytest.mark.more
 def test_prompts_of_embeddings_take_adapters(tuned: Tuned, finish) -> None:
     engine = start(tuned, enable_prompt_embeds=True)
     variants = [variant for variant in VARIANTS if not variant.lora]  # which changes embeddings of tokens
@@ -391,6 +397,7 @@ def test_wrong_adapters_of_requests_are_refused(tuned: Tuned) -> None:
             engine.add_request("wrong", {"prompt_token_ids": [3]}, params(), prompt_adapter_request=adapter)
 
 
+@pytest.mark.more
 def test_a_started_request_goes_on_while_an_earlier_one_waits_for_its_adapters(tuned: Tuned, finish) -> None:
     """Memory holds one adapter of each kind, which the preempted request needs to its end."""
     engine = start(tuned, max_prompt_adapters=1, scheduling_policy="priority")

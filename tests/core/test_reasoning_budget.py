@@ -50,8 +50,14 @@ def answers(engine: LLMEngine, finish) -> list[list[list[int]]]:
 
 
 @pytest.fixture(scope="module")
-def plain(tiny_writer: Path, finish) -> list[list[list[int]]]:
-    return answers(make(tiny_writer), finish)
+def usual(tiny_writer: Path) -> LLMEngine:
+    """An engine whose steps neither overlap nor have drafts."""
+    return make(tiny_writer)
+
+
+@pytest.fixture(scope="module")
+def plain(usual: LLMEngine, finish) -> list[list[list[int]]]:
+    return answers(usual, finish)
 
 
 def test_reasoning_ends_with_its_delimiter_once_the_budget_is_spent(plain) -> None:
@@ -61,40 +67,37 @@ def test_reasoning_ends_with_its_delimiter_once_the_budget_is_spent(plain) -> No
             assert not set(token_ids[:7]) & set(END)
 
 
-def test_grammar_begins_after_the_reasoning_that_was_ended(tiny_writer: Path, finish) -> None:
-    engine = make(tiny_writer)
-    engine.add_request("r", PROMPT, params(**OPTIONS[3], output_kind=0))
-    [completion] = finish(engine)["r"].outputs
-    text = engine.get_tokenizer().decode(completion.token_ids[11:], skip_special_tokens=True)
+def test_grammar_begins_after_the_reasoning_that_was_ended(usual: LLMEngine, finish) -> None:
+    usual.add_request("r", PROMPT, params(**OPTIONS[3], output_kind=0))
+    [completion] = finish(usual)["r"].outputs
+    text = usual.get_tokenizer().decode(completion.token_ids[11:], skip_special_tokens=True)
     assert completion.finish_reason == "stop"
     assert re.fullmatch(PATTERN, text)
 
 
-def test_answer_without_reasoning_is_not_limited(tiny_writer: Path, finish) -> None:
-    engine = make(tiny_writer)
-    engine.add_request("free", PROMPT, params(0, inside=False, seed=1, reasoning_budget=None))
-    engine.add_request("limited", PROMPT, params(0, inside=False, seed=1))
-    outputs = finish(engine)
+def test_answer_without_reasoning_is_not_limited(usual: LLMEngine, finish) -> None:
+    usual.add_request("free", PROMPT, params(0, inside=False, seed=1, reasoning_budget=None))
+    usual.add_request("limited", PROMPT, params(0, inside=False, seed=1))
+    outputs = finish(usual)
     assert outputs["limited"].outputs[0].token_ids == outputs["free"].outputs[0].token_ids
 
 
-def test_reasoning_that_the_answer_opens_counts_from_there(tiny_writer: Path, finish) -> None:
-    engine = make(tiny_writer)
+def test_reasoning_that_the_answer_opens_counts_from_there(usual: LLMEngine, finish) -> None:
     opened = [70, 71, *START, 72]
-    engine.add_request("r", {**PROMPT, "resume_token_ids": opened}, params(3, inside=False, seed=1))
-    [completion] = finish(engine)["r"].outputs
+    usual.add_request("r", {**PROMPT, "resume_token_ids": opened}, params(3, inside=False, seed=1))
+    [completion] = finish(usual)["r"].outputs
     assert completion.token_ids[:5] == opened
     assert completion.token_ids[7:11] == END
 
 
-def test_delimiter_that_has_begun_within_the_budget_is_completed(tiny_writer: Path, finish) -> None:
-    engine = make(tiny_writer)
+def test_delimiter_that_has_begun_within_the_budget_is_completed(usual: LLMEngine, finish) -> None:
     begun = [70, 50, 51]
-    engine.add_request("r", {**PROMPT, "resume_token_ids": begun}, params(3, seed=1))
-    [completion] = finish(engine)["r"].outputs
+    usual.add_request("r", {**PROMPT, "resume_token_ids": begun}, params(3, seed=1))
+    [completion] = finish(usual)["r"].outputs
     assert completion.token_ids[1:5] == END
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(("overlapped", "blocks"), tiered([(True, 80), (False, 12), (True, 12)], (True, 12)))
 def test_tokens_are_the_same_overlapped_and_preempted(
     tiny_writer: Path, finish, plain, overlapped: bool, blocks: int
@@ -104,6 +107,7 @@ def test_tokens_are_the_same_overlapped_and_preempted(
     engine.check_integrity()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("overlapped", tiered([False, True], True))
 def test_tokens_are_the_same_with_drafts(tiny_writer: Path, finish, plain, overlapped: bool) -> None:
     engine = make(tiny_writer, overlapped=overlapped, speculative_config=NGRAM)
@@ -120,13 +124,16 @@ def test_request_resumed_at_any_token_gives_the_rest(tiny_writer: Path, finish, 
         assert output.outputs[0].token_ids == whole
 
 
-def test_draft_of_an_end_within_the_reasoning_is_verified(tiny_writer: Path, finish) -> None:
+@pytest.mark.more
+def test_draft_of_an_end_within_the_reasoning_is_verified(
+    usual: LLMEngine, tiny_writer: Path, finish
+) -> None:
     """Drafts that copy the end delimiter from the prompt are right where the budget demands it."""
     prompt = {"prompt_token_ids": [60, 61, *END, 60, 61, *END]}
-    expected, speculated = (make(tiny_writer), make(tiny_writer, speculative_config=NGRAM))
+    speculated = make(tiny_writer, speculative_config=NGRAM)
     draft_always(speculated)
     results = []
-    for engine in (expected, speculated):
+    for engine in (usual, speculated):
         engine.add_request("r", prompt, params(0, temperature=0))
         results.append(finish(engine)["r"].outputs[0].token_ids)
     assert results[0] == results[1]

@@ -121,6 +121,7 @@ def test_output_is_that_without_drafts(engines: Engines, finish, requests: list[
     assert contents(plain) == contents(speculating) == contents(overlapped)
 
 
+@pytest.mark.more
 @settings(max_examples=settings().max_examples // 5)
 @given(
     st.lists(st.tuples(prompts, parameters), min_size=2, max_size=4),
@@ -163,9 +164,8 @@ def expected(tiny_llama: Path, finish) -> list[list[Any]]:
     ("method", "order"),
     tiered(
         product(METHODS, ORDERS),
-        ("ngram", "whole prompts"),
-        ("other model", "eager"),
         ("same model", "overlapped and preempted"),
+        more=[("ngram", "whole prompts"), ("other model", "eager")],
     ),
 )
 def test_output_is_the_same_in_every_order_of_steps(
@@ -189,6 +189,7 @@ def test_output_is_the_same_in_every_order_of_steps(
     assert counts.hits > 0 or "num_gpu_blocks_override" in options
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("method", tiered(METHODS, "same model"))
 def test_logprobs_are_bitwise_the_same_where_logits_are(
     tiny_llama: Path, drafters: dict[str, dict[str, Any]], finish, method: str
@@ -227,6 +228,7 @@ def test_grammars_and_stop_strings_hold_along_drafts(
     assert counts.accepted > 0
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("method", tiered(METHODS, "same model"))
 def test_requests_with_adapters_are_drafted_without(
     tiny_llama: Path, drafters: dict[str, dict[str, Any]], finish, tmp_path: Path, method: str

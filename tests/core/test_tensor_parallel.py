@@ -58,6 +58,7 @@ def is_worker(child: psutil.Process) -> bool:
         return False
 
 
+@pytest.mark.usefixtures("foreign_folder")  # ranks import nothing from it
 def test_two_ranks_give_the_output_of_one(
     tiny_llama: Path, tmp_path: Path, finish, tiny_params, caplog
 ) -> None:

@@ -1,7 +1,9 @@
 """Models whose layers differ in heads or number by kind of attention, so that each kind has its own pool of blocks."""
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -46,7 +48,7 @@ NUMBERS = {
     "llama 4": 2 * (2 * 8) * 4,
 }
 by_name = pytest.mark.parametrize("name", tiered(UNEQUAL, "gemma 4, E"))
-every_name = pytest.mark.parametrize("name", UNEQUAL)
+every_name = pytest.mark.parametrize("name", tiered(UNEQUAL, "gemma 4, E", more=UNEQUAL))
 
 
 def start(folder: Path, counts: Counts, **options: Any) -> LLMEngine:
@@ -78,12 +80,32 @@ def generated(model: PreTrainedModel, prompt: list[int]) -> list[int]:
     )[0, len(prompt) :].tolist()  # fmt: skip
 
 
+class Reference(NamedTuple):
+    """A model, the folder that holds it, and its greedy output for each prompt."""
+
+    folder: Path
+    model: PreTrainedModel
+    outputs: list[list[int]]
+
+
+@pytest.fixture(scope="module")
+def refer(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Reference]:
+    """Return a function that returns the reference of a name, which is computed once."""
+
+    @cache
+    def refer(name: str) -> Reference:
+        folder = tmp_path_factory.mktemp("unequal")
+        model = random_model(UNEQUAL[name], folder)
+        return Reference(folder, model, [generated(model, prompt) for prompt in PROMPTS])
+
+    return refer
+
+
 @by_name
-@pytest.mark.parametrize("overlapped", [False, True])
-def test_output_is_that_of_transformers(name: str, overlapped: bool, tmp_path: Path, finish) -> None:
-    model, counts = random_model(UNEQUAL[name], tmp_path), Counts()
-    expected = [generated(model, prompt) for prompt in PROMPTS]
-    engine = start(tmp_path, counts, max_num_seqs=4, async_scheduling=overlapped)
+@pytest.mark.parametrize("overlapped", tiered([False, True], True, more=[False]))
+def test_output_is_that_of_transformers(name: str, overlapped: bool, refer, finish) -> None:
+    (folder, _, expected), counts = refer(name), Counts()
+    engine = start(folder, counts, max_num_seqs=4, async_scheduling=overlapped)
     windows, whole = sorted(pool.num_blocks for pool in engine._core.scheduler.table.pools)
     assert windows < whole == 64
     assert answers(engine, finish) == expected  # batched, in chunks of 16 tokens
@@ -100,25 +122,22 @@ def test_output_is_that_of_transformers(name: str, overlapped: bool, tmp_path: P
 
 
 @by_name
-@pytest.mark.parametrize("overlapped", [False, True])
-def test_preemption_does_not_change_the_output(name: str, overlapped: bool, tmp_path: Path, finish) -> None:
-    model, counts = random_model(UNEQUAL[name], tmp_path), Counts()
-    engine = start(
-        tmp_path, counts, num_gpu_blocks_override=LONGEST // BLOCK_SIZE, async_scheduling=overlapped
-    )
-    assert answers(engine, finish) == [generated(model, prompt) for prompt in PROMPTS]
+@pytest.mark.parametrize("overlapped", tiered([False, True], False, more=[True]))
+def test_preemption_does_not_change_the_output(name: str, overlapped: bool, refer, finish) -> None:
+    (folder, _, expected), counts = refer(name), Counts()
+    engine = start(folder, counts, num_gpu_blocks_override=LONGEST // BLOCK_SIZE, async_scheduling=overlapped)
+    assert answers(engine, finish) == expected
     assert counts.preemptions > 0
 
 
+@pytest.mark.more
 @by_name
-def test_log_probabilities_of_several_completions_are_those_of_transformers(
-    name: str, tmp_path: Path, finish
-) -> None:
-    model, prompt = random_model(UNEQUAL[name], tmp_path), PROMPTS[1]
+def test_log_probabilities_of_several_completions_are_those_of_transformers(name: str, refer, finish) -> None:
+    (folder, model, _), prompt = refer(name), PROMPTS[1]
     params = SamplingParams(
         n=3, seed=5, temperature=1, max_tokens=NEW_TOKENS, ignore_eos=True, detokenize=False, logprobs=0
     )
-    engine = start(tmp_path, Counts())
+    engine = start(folder, Counts())
     engine.add_request("three", {"prompt_token_ids": prompt}, params)
     completions = finish(engine)["three"].outputs
     assert len({tuple(one.token_ids) for one in completions}) == 3

@@ -115,6 +115,7 @@ def test_steps_with_embeddings_wait_for_nothing(waits: Waits, tiny_llama: Path, 
     assert sorted(set(waits.found)) == []
 
 
+@pytest.mark.more
 def test_steps_with_a_stretched_rope_copy_nothing_that_waits(
     waits: Waits, tmp_path: Path, finish: Any
 ) -> None:

@@ -71,7 +71,9 @@ def expected(mixed: Path) -> list[list[int]]:
     ]
 
 
-@pytest.mark.parametrize(("blocks", "budget"), tiered([(60, 512), (60, 13), (16, 64)], (60, 13), (16, 64)))
+@pytest.mark.parametrize(
+    ("blocks", "budget"), tiered([(60, 512), (60, 13), (16, 64)], (16, 64), more=[(60, 13)])
+)
 def test_windowed_layers_give_the_tokens_of_transformers(
     mixed: Path, expected, tiny_params, blocks: int, budget: int
 ) -> None:

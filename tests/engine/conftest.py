@@ -12,6 +12,11 @@ from async_engines import Watcher, make
 from engine_server import AsyncLLMEngine
 
 
+@pytest.fixture(scope="module", autouse=True)
+def trials(shared_trials: None) -> None:
+    """Share the trial of a model's replacements among its engines."""
+
+
 @pytest_asyncio.fixture(loop_scope="session", scope="session")
 async def watched() -> Watcher:
     return Watcher()

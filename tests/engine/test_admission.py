@@ -14,17 +14,23 @@ from engine_server.telemetry.loggers import PrometheusStatLogger
 PROMPT = [place % 90 + 5 for place in range(40)]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def make(tiny_llama):
     def make(**options) -> LLMEngine:
         return LLMEngine.from_engine_args(
             EngineArgs(
                 model=str(tiny_llama), dtype="float32", skip_tokenizer_init=True, num_gpu_blocks_override=40,
-                disable_log_stats=True, **options,
+                enforce_eager=True, disable_log_stats=True, **options,
             )
         )  # fmt: skip
 
     return make
+
+
+@pytest.fixture(scope="module")
+def usual(make) -> LLMEngine:
+    """An engine without settings of its own, for the tests that leave it empty."""
+    return make()
 
 
 def test_full_queue_refuses_a_request_and_counts_the_rejection(make, tiny_params, finish) -> None:
@@ -74,9 +80,9 @@ def test_request_with_the_lowest_priority_number_runs_first(make, tiny_params) -
     assert order == ["running", "high", "later", "latest", "low"]
 
 
-def test_priority_is_refused_under_fcfs(make, tiny_params) -> None:
+def test_priority_is_refused_under_fcfs(usual: LLMEngine, tiny_params) -> None:
     with pytest.raises(InvalidRequestError, match="priority"):
-        make().add_request("x", {"prompt_token_ids": PROMPT}, tiny_params(), priority=1)
+        usual.add_request("x", {"prompt_token_ids": PROMPT}, tiny_params(), priority=1)
 
 
 def test_deadline_ends_running_and_waiting_requests(make, tiny_params, monkeypatch) -> None:
@@ -106,13 +112,10 @@ def test_deadline_ends_running_and_waiting_requests(make, tiny_params, monkeypat
 
 @pytest.mark.parametrize("later", [1e9, 2.0**63])
 def test_arrival_time_in_the_future_gives_no_negative_latency(
-    make, tiny_params, finish, later: float
+    usual: LLMEngine, tiny_params, finish, later: float
 ) -> None:
-    engine = make()
-    engine.add_request(
-        "0", {"prompt_token_ids": PROMPT}, tiny_params(), arrival_time=time.monotonic() + later
-    )
-    assert finish(engine)["0"].metrics.first_token_latency >= 0
+    usual.add_request("0", {"prompt_token_ids": PROMPT}, tiny_params(), arrival_time=time.monotonic() + later)
+    assert finish(usual)["0"].metrics.first_token_latency >= 0
 
 
 def test_request_with_nan_logits_fails_alone(make, tiny_params, finish) -> None:

@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 from adapters import greedy, save_prompt
 from async_engines import Watcher, drain, make, prompt
+from tiers import tiered
 from transformers import LlamaForCausalLM
 from waiting import until_async
 
@@ -223,7 +224,7 @@ async def test_invalid_requests_raise_before_anything_is_queued(tiny: AsyncLLMEn
     assert tiny.get_num_unfinished_requests() == 0
 
 
-@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("level", tiered([1, 2], 2, more=[1]))
 async def test_requests_continue_after_sleep_and_wake_up(
     tiny: AsyncLLMEngine, watcher: Watcher, tiny_params, level: int
 ) -> None:
@@ -284,7 +285,10 @@ async def test_core_keeps_serving_after_sigterm(tiny: AsyncLLMEngine, tiny_param
 
 
 @pytest.mark.parametrize("awake", ["weights", "kv_cache"])
-@pytest.mark.parametrize("levels", [(1, 1), (1, 2), (2, 1)])
+@pytest.mark.parametrize(
+    "levels",
+    [pytest.param((1, 1), marks=pytest.mark.more), (1, 2), pytest.param((2, 1), marks=pytest.mark.more)],
+)
 async def test_sleep_after_a_partial_wake_frees_everything_again(
     tiny: AsyncLLMEngine, watcher: Watcher, tiny_params, awake: str, levels: tuple[int, int]
 ) -> None:

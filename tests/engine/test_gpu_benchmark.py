@@ -50,7 +50,11 @@ def test_report_has_goals_and_the_peers_figures() -> None:
 
 
 @pytest.mark.parametrize(
-    "switch", [Switch(sampling={"temperature": 1.0, "top_p": 0.9}), Switch({"async_scheduling": True})]
+    "switch",
+    [
+        Switch(sampling={"temperature": 1.0, "top_p": 0.9}),
+        pytest.param(Switch({"async_scheduling": True}), marks=pytest.mark.more),
+    ],
 )
 def test_decode_is_measured_with_a_switch(switch: Switch) -> None:
     rows = list(load.measure_switch(Limits(), "tiny", switch, SIZES, TINY))

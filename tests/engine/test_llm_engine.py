@@ -147,6 +147,7 @@ def test_abort_frees_blocks_immediately_and_returns_no_output(tiny: LLMEngine, f
     assert_idle(tiny)
 
 
+@pytest.mark.more
 def test_random_requests_and_aborts_free_every_block(tiny: LLMEngine, tiny_params) -> None:
     """After random arrivals, lengths and aborts all requests end, and every block is free."""
     settings = msgspec.structs.asdict(tiny.config)

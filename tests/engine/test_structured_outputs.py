@@ -121,12 +121,14 @@ def params(structured: dict[str, Any], **options: Any) -> SamplingParams:
     )
 
 
-# The thorough tier has more seeds.
+# The thorough tier has more seeds, and the kind of the several choices below.
 SEEDS = pytest.mark.parametrize("seeds", tiered([range(1), range(1, 8)], range(1), ids=str))
 
 
 @SEEDS
-@pytest.mark.parametrize("kind", tiered(KINDS, *KINDS.keys() - {"json"}))  # that of the several choices below
+@pytest.mark.parametrize(
+    "kind", tiered(KINDS, "regex", "choice", "Lark", "structural tag", more=KINDS.keys() - {"json"})
+)
 def test_output_of_every_seed_matches_the_grammar(engine: LLMEngine, finish, kind: str, seeds: range) -> None:
     structured, check = KINDS[kind]
     for seed in seeds:

@@ -32,6 +32,7 @@ def test_adapter_of_a_wheel_is_unpacked_once(wheel: Wheel, cache: Path) -> None:
     assert resolve_adapter("pypi://Legal") == folder
 
 
+@pytest.mark.usefixtures("without_pip")
 @pytest.mark.parametrize(
     ("files", "words"),
     [

