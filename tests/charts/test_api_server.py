@@ -58,6 +58,7 @@ def test_an_upgrade_from_the_last_release_is_accepted(api_server: ApiServer, hel
     assert not [name for name in left if "fairlead" in name]
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("namespaces")
 def test_root_keys_outlast_an_upgrade_and_every_way_to_apply_the_chart(
     api_server: ApiServer, helm: Helm, render: Render

@@ -35,7 +35,7 @@ def parts_of(modules: frozenset[str]) -> set[str]:
     [
         ("engine_server.router.command", {"contract", "router", "shared"}),
         ("llm_operator.command", {"contract", "llm_operator"}),
-        ("llm_local.command", {"contract", "llm_operator", "llm_local"}),
+        pytest.param("llm_local.command", {"contract", "llm_operator", "llm_local"}, marks=pytest.mark.more),
     ],
 )
 def test_router_and_operator_import_no_engine(module, parts):
