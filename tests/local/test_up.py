@@ -296,6 +296,7 @@ def test_settings_without_an_effect_are_named(stack: Up) -> None:
     assert "file.yaml, document 1: spec.model.secretRef has no effect here: the token" in named[0]
 
 
+@pytest.mark.more
 def test_the_printed_request_fits_the_model(up: Callable[..., Up], manifest: Any) -> None:
     running = up(manifest(engine={"args": ["--embeds"]}))
     address = ready(running)

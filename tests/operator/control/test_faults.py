@@ -318,6 +318,7 @@ def proxied_operator(
             yield proxy, operator, namespace
 
 
+@pytest.mark.more
 def test_repairs_drift_that_a_watch_reports_at_once_and_without_a_list(
     world: Any, run_operator: Any, manifest: Any, name: str, tmp_path: Path
 ) -> None:
