@@ -67,6 +67,7 @@ def test_thread_sanitizer_finds_no_race(tmp_path: Path) -> None:
     assert check(tmp_path, 20, 50, "-fsanitize=thread") == "all pieces computed once\n"
 
 
+@pytest.mark.more
 def test_all_pieces_are_computed_once_beside_busy_processes(tmp_path: Path, busy_cpus: None) -> None:
     assert check(tmp_path, 1000, 50) == "all pieces computed once\n"
 
