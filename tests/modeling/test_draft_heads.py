@@ -186,6 +186,7 @@ def test_eagle3_chain_of_a_speculator_equals_its_formulas(tmp_path: Path, norm_b
     compare(target, head, reference, CpuPlatform())
 
 
+@pytest.mark.more
 @platforms
 @pytest.mark.parametrize("layout", ["deepseek", "mimo"])
 def test_mtp_chain_equals_its_formulas(tmp_path: Path, platform: Platform, layout: str) -> None:
@@ -285,6 +286,7 @@ def test_head_computes_in_the_dtype_of_its_target(tmp_path: Path, kind: str) -> 
     assert all(logits.dtype == torch.bfloat16 and not logits.isnan().any() for logits in found)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("kind", tiered(["eagle3", "deepseek", "mimo"], "eagle3"))
 def test_head_is_rounded_as_its_target_is(tmp_path: Path, kind: str) -> None:
     (_, dense), (_, rounded) = (

@@ -381,6 +381,7 @@ def expert_weights(form: str, outputs: int, inputs: int, experts: int = 128) -> 
             return ExpertWeights(tensor(rows, inputs), outputs)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("form", tiered(["dense", "int4", "float8"], "dense", more=["int4"]))
 @pytest.mark.parametrize(
     ("capability", "size"), tiered([(c, s) for c in SHARED_BYTES for s in DENSE], (90, 4))

@@ -54,6 +54,7 @@ def test_engine_generates_with_rounded_weights(tiny_llama: Path, finish, head: b
     assert len(found) == len(expected) and found[0] == expected[0]
 
 
+@pytest.mark.more
 @pytest.mark.transformers
 def test_dummy_weights_need_only_a_config_and_depend_on_the_seed(
     tiny_llama: Path, tmp_path: Path, finish

@@ -95,6 +95,7 @@ def test_norm_of_another_tensor_than_the_sum_is_computed() -> None:
         torch.testing.assert_close(norm(given), norm.add(given)[1], rtol=0, atol=0)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", tiered(CASES, [*CASES][-1], more=CASES))
 def test_replaced_modules_are_freed_with_their_model_without_garbage_collection(name: str) -> None:
     """The core freezes the garbage collector after its start, so a cycle would never be freed."""

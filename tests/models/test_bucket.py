@@ -195,6 +195,7 @@ def test_files_are_hashed_while_they_are_downloaded(
     assert known.sha256 == {name: sha256(FILES[f"org/model/{name}"]).hexdigest() for name in used}
 
 
+@pytest.mark.more
 def test_a_fetch_logs_percent_bytes_and_seconds(
     moto: str,
     settings: Callable[..., dict[str, str]],

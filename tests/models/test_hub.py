@@ -357,6 +357,7 @@ def test_a_killed_download_keeps_its_finished_files(
     assert not list(place.rglob("*.incomplete")) + list(place.rglob("of-another-commit*"))
 
 
+@pytest.mark.more
 def test_a_fetch_reports_its_progress_over_http(hub: Hub, tmp_path: Path, settings: dict[str, str]) -> None:
     weights = hub.files["model.safetensors"] = bytes(range(256)) * 100_000
     hub.stall = True
@@ -390,6 +391,7 @@ FETCH_OFTEN = [
 ]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "uri",
     tiered(["hf://org/open", "hf://org/open/model.gguf"], "hf://org/open", more=["hf://org/open/model.gguf"]),
