@@ -1,4 +1,4 @@
-"""Trials of a model's replacements, shared by the engines of a test process: half of a tiny engine's start is its trial.
+"""Trials of a model's replacements, shared by the engines of a process: half of a tiny engine's start is its trial.
 
 The first engine of each model, dtype and kind of device makes the trial, and the others take its choices. Tests of the
 trial itself, in tests/modeling, share none.

@@ -100,6 +100,7 @@ def test_mixed_batches_give_pefts_output(tuned: Tuned, finish, enforce_eager: bo
     assert counts.hits > hits
 
 
+@pytest.mark.more
 @needs_kernels
 def test_steps_without_adapters_have_the_program_of_an_engine_that_takes_none(
     tuned: Tuned, caplog: pytest.LogCaptureFixture

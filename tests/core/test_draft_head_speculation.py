@@ -415,6 +415,7 @@ def test_pickled_head_is_refused_with_a_remedy(tiny_llama: Path, tmp_path: Path)
         make(tiny_llama, {"method": "eagle3", "model": str(tmp_path)})
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("method", tiered(["eagle3", "draft_model"], "eagle3", more=["draft_model"]))
 def test_target_that_forgets_is_refused(method: str, tmp_path: Path) -> None:
     windows = {"sliding_window": 8, "layer_types": ["sliding_attention"] * 7}

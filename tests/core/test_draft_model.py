@@ -53,6 +53,7 @@ def test_repeated_text_takes_fewer_steps(tiny_llama: Path) -> None:
     assert num_steps(make(tiny_llama, NGRAM, executor_class=FakeRunner), [3, 4], params) < 20
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("temperature", tiered([0.0, 1.0], 1.0))
 def test_drafts_of_the_model_itself_are_accepted_whole(tiny_llama: Path, temperature: float) -> None:
     counts = Counts()

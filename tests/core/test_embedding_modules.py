@@ -272,6 +272,7 @@ def test_file_that_is_wrong_or_leads_outside_is_refused_by_name(
         EngineArgs(model=str(folder)).create_engine_config()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("tensors", "words"),
     [

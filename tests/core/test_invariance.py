@@ -87,6 +87,7 @@ options = st.fixed_dictionaries(
 
 
 # Each example starts an engine.
+@pytest.mark.more
 @settings(
     max_examples=settings().max_examples // 5, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -164,6 +164,7 @@ def test_encoder_embeddings_equal_transformers(make: Make, kind: str, settings: 
     assert EngineCore(llm.llm_engine.config, lambda *_: None).step() == []
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("kind", "pooling"),
     tiered(

@@ -414,6 +414,7 @@ def test_a_started_request_goes_on_while_an_earlier_one_waits_for_its_adapters(t
     assert last["urgent"].outputs[0].token_ids == tuned.expected[second][0]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("drafting", tiered(["ngram", "model"], "ngram"))
 def test_speculation_changes_no_output(tuned: Tuned, finish, drafting: str) -> None:
     """Drafts are verified behind virtual tokens; a draft model, which has no such tokens, drafts for other requests."""

@@ -204,6 +204,7 @@ def test_logprobs_are_bitwise_the_same_where_logits_are(
         assert one.outputs[0].logprobs == own.outputs[0].logprobs
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("method", "overlapped"), tiered(product(["ngram", "model"], [False, True]), ("model", True))
 )

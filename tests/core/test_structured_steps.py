@@ -56,6 +56,7 @@ def test_complete_outputs_match_the_grammar(plain) -> None:
     assert {reason for number in (0, 1) for _, _, reason in plain[number]} == {"stop"}
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(("overlapped", "blocks"), tiered([(True, 80), (False, 12), (True, 12)], (True, 12)))
 def test_tokens_are_the_same_overlapped_and_preempted(
     tiny_writer: Path, finish, plain, overlapped: bool, blocks: int
@@ -65,6 +66,7 @@ def test_tokens_are_the_same_overlapped_and_preempted(
     engine.check_integrity()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("overlapped", tiered([False, True], True))
 def test_request_resumed_at_any_token_gives_the_rest(tiny_writer: Path, finish, overlapped: bool) -> None:
     engine = make(tiny_writer, overlapped, 80)

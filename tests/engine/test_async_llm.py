@@ -185,6 +185,7 @@ async def test_request_is_aborted_when_its_caller_stops_iterating(
     assert tiny.get_num_unfinished_requests() == 0
 
 
+@pytest.mark.more
 async def test_random_requests_and_aborts_leave_no_request_in_the_core(
     tiny: AsyncLLMEngine, watcher: Watcher, tiny_params
 ) -> None:

@@ -57,15 +57,24 @@ class Counts(StatLoggerBase):
     def log_engine_initialized(self) -> None: ...
 
 
-# A dense one, one with experts, one with windows, and one whose rope depends on the context; the others are thorough.
-QUICK = ("llama", 16), ("qwen3-moe", 16), ("gemma 3", 4), ("phi 3", 16)
+# One with experts, one with windows, a dense one, and one whose rope depends on the context; the others are thorough.
+QUICK = ("qwen3-moe", 16), ("gemma 3", 4)
+MORE = ("llama", 16), ("phi 3", 16)
+
+
+def marks_of(case: tuple[str, int]) -> list[pytest.MarkDecorator]:
+    if case in QUICK:
+        return []
+    return [pytest.mark.more if case in MORE else pytest.mark.thorough]
+
+
 CASES = [
     pytest.param(
         architecture,
         block_size,
         id=f"{architecture.name}-{block_size}",
         marks=[
-            *([] if (architecture.name, block_size) in QUICK else [pytest.mark.thorough]),
+            *marks_of((architecture.name, block_size)),
             *([pytest.mark.transformers] if block_size == 16 else []),
         ],
     )

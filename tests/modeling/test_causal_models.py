@@ -4,6 +4,7 @@ import causal_models
 import pytest
 import transformers
 from causal_models import EQUAL, REFUSED, WITHOUT_WINDOWS, Case, Finding
+from tiers import tiered
 
 # Equal, refused beyond a window, and refused for their layers, their attention, their positions and their parts.
 QUICK = [
@@ -25,7 +26,9 @@ def test_table_lists_every_class_of_the_installed_transformers() -> None:
     assert [finding.case for finding in findings] == causal_models.list_cases(), outdated
 
 
-@pytest.mark.parametrize("case", QUICK, ids=lambda case: case.model_type)
+@pytest.mark.parametrize(
+    "case", tiered(QUICK, Case("gemma3_text"), Case("mamba"), more=QUICK, ids=lambda case: case.model_type)
+)
 def test_model_equals_generate_or_is_refused_as_the_table_says(case: Case) -> None:
     _, findings = causal_models.read_table()
     found = causal_models.survey(case)

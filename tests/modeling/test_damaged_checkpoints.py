@@ -23,6 +23,8 @@ from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.models import ModelSourceError, folder
 from engine_server.models.folder import INDEX, weight_bytes
 
+pytestmark = pytest.mark.usefixtures("shared_trials")
+
 WEIGHTS = "model.safetensors"
 MODULE = "model.layers.0.mlp.down_proj"
 OUTPUTS, INPUTS, GROUP = 16, 32, 16
@@ -110,6 +112,7 @@ def test_index_without_names_of_files_in_its_folder_is_refused_by_name(tmp_path:
         stored_tensors(tmp_path)
 
 
+@pytest.mark.more
 @fuzzed
 @given(anything)
 def test_index_of_any_json_is_refused_or_names_files_in_its_folder(tmp_path: Path, places: Any) -> None:

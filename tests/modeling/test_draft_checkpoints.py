@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ from engine_server.modeling.drafting.mtp_checkpoint import load_mtp
 from engine_server.modeling.loading.model_loader import load_model
 from engine_server.modeling.platform.cpu import CpuPlatform
 
-pytestmark = pytest.mark.transformers
+pytestmark = [pytest.mark.transformers, pytest.mark.usefixtures("shared_trials")]
 
 Loaded = tuple[EngineConfig, PreTrainedModel]
 # Changes tensors in place.
@@ -56,6 +56,25 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     folder = tmp_path_factory.mktemp("target")
     save_target(folder)
     return load_target(folder)
+
+
+class MtpTarget(NamedTuple):
+    """A checkpoint with a multi-token prediction module, whose target was loaded from the whole file of weights."""
+
+    folder: Path
+    whole: bytes
+    loaded: Loaded
+
+
+@pytest.fixture(scope="module")
+def mtp_targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, MtpTarget]:
+    """A target by the layout of its checkpoint."""
+    targets = {}
+    for layout in ("deepseek", "mimo"):
+        folder = tmp_path_factory.mktemp(layout)
+        save_mtp(folder, layout)
+        targets[layout] = MtpTarget(folder, (folder / WEIGHTS).read_bytes(), load_target(folder))
+    return targets
 
 
 def eagle3(folder: Path, loaded: Loaded) -> Eagle3Head:
@@ -165,6 +184,7 @@ def test_eagle3_head_with_other_settings_is_refused(
         eagle3(tmp_path, llama)
 
 
+@pytest.mark.more
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_eagle3_head_with_any_setting_is_refused_or_loaded(
@@ -283,13 +303,13 @@ def test_layer_may_have_either_of_its_two_names(tmp_path: Path, llama: Loaded) -
     ],
 )  # fmt: skip
 def test_mtp_module_with_other_tensors_is_refused_by_name(
-    tmp_path: Path, layout: str, change: Change, message: str
+    mtp_targets: dict[str, MtpTarget], layout: str, change: Change, message: str
 ) -> None:
-    save_mtp(tmp_path, layout)
-    loaded = load_target(tmp_path)
-    change_file(tmp_path / WEIGHTS, change)
+    folder, whole, loaded = mtp_targets[layout]
+    (folder / WEIGHTS).write_bytes(whole)
+    change_file(folder / WEIGHTS, change)
     with pytest.raises(
-        ValueError, match=f"the multi-token prediction module in {tmp_path} can't be loaded: .*{message}"
+        ValueError, match=f"the multi-token prediction module in {folder} can't be loaded: .*{message}"
     ):
         mtp(loaded)
 

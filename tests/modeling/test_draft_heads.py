@@ -41,7 +41,7 @@ from engine_server.modeling.platform.cpu import CpuPlatform, NativePlatform
 from engine_server.modeling.platform.interface import Platform
 from engine_server.modeling.window import Window
 
-pytestmark = pytest.mark.transformers
+pytestmark = [pytest.mark.transformers, pytest.mark.usefixtures("shared_trials")]
 
 PROMPTS = [[5, 77, 31, 8, 90, 2, 64], [9, 4, 11]]
 BLOCK_SIZE, NUM_BLOCKS, LONGEST = 4, 16, 64
@@ -169,6 +169,7 @@ def test_eagle3_chain_equals_its_formulas(tmp_path: Path, platform: Platform, fo
     compare(target, head, eagle3_reference(tmp_path, tensors, layers), platform)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("norm_before_residual", tiered([False, True], True))
 def test_eagle3_chain_of_a_speculator_equals_its_formulas(tmp_path: Path, norm_before_residual: bool) -> None:
     save_target(tmp_path)
@@ -185,6 +186,7 @@ def test_eagle3_chain_of_a_speculator_equals_its_formulas(tmp_path: Path, norm_b
     compare(target, head, reference, CpuPlatform())
 
 
+@pytest.mark.more
 @platforms
 @pytest.mark.parametrize("layout", ["deepseek", "mimo"])
 def test_mtp_chain_equals_its_formulas(tmp_path: Path, platform: Platform, layout: str) -> None:
@@ -194,6 +196,7 @@ def test_mtp_chain_equals_its_formulas(tmp_path: Path, platform: Platform, layou
     compare(target, head, mtp_reference(tmp_path, tensors, layout), platform)
 
 
+@pytest.mark.more
 def test_mtp_chain_of_a_float8_checkpoint_equals_its_formulas(tmp_path: Path) -> None:
     tensors = quantise(tmp_path / "float8", save_mtp(tmp_path / "float8", "deepseek"))
     save_mtp(tmp_path / "dense", "deepseek")
@@ -203,6 +206,7 @@ def test_mtp_chain_of_a_float8_checkpoint_equals_its_formulas(tmp_path: Path) ->
     compare(target, head, mtp_reference(tmp_path / "dense", tensors, "deepseek"), CpuPlatform())
 
 
+@pytest.mark.more
 @platforms
 def test_mtp_chain_of_qwen_equals_its_formulas(tmp_path: Path, platform: Platform) -> None:
     """Its decoder layer is transformers' own, without a cache."""
@@ -242,6 +246,7 @@ def load_both(folder: Path, ranks: Communicator, **options: Any) -> tuple[PreTra
     return target, load_mtp(target, config.model_config, config.load_config, platform)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("kind", tiered(["eagle3", *MTP], "eagle3", "qwen"))
 def test_head_and_target_write_different_layers_of_the_cache(tmp_path: Path, kind: str) -> None:
     target, head = save_and_load(tmp_path, kind)
@@ -273,7 +278,7 @@ def test_head_that_would_use_a_layer_of_its_target_is_refused(tmp_path: Path) ->
         head.cache_shape()
 
 
-@pytest.mark.parametrize("kind", tiered(["eagle3", *MTP], "eagle3", "qwen"))
+@pytest.mark.parametrize("kind", tiered(["eagle3", *MTP], "eagle3", more=["qwen"]))
 def test_head_computes_in_the_dtype_of_its_target(tmp_path: Path, kind: str) -> None:
     target, head = save_and_load(tmp_path, kind, dtype="bfloat16")
     cache = Cache(target, head, CpuPlatform())
@@ -281,6 +286,7 @@ def test_head_computes_in_the_dtype_of_its_target(tmp_path: Path, kind: str) -> 
     assert all(logits.dtype == torch.bfloat16 and not logits.isnan().any() for logits in found)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("kind", tiered(["eagle3", "deepseek", "mimo"], "eagle3"))
 def test_head_is_rounded_as_its_target_is(tmp_path: Path, kind: str) -> None:
     (_, dense), (_, rounded) = (
@@ -296,6 +302,7 @@ def output_projection(head: DraftHead) -> nn.Module:
     return next(module for name, module in head.module.named_modules() if name.endswith("o_proj"))
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("kind", tiered(["eagle3", "deepseek", "mimo"], "eagle3"))
 def test_each_rank_of_a_shared_target_drafts_as_a_whole_one_does(tmp_path: Path, kind: str) -> None:
     target, head = save_and_load(tmp_path, kind)

@@ -206,7 +206,10 @@ def test_heads_are_written_without_spilled_registers(
         assert [spilled_bytes(kernel, capability, tmp_path) for kernel in kernels] == [0, 0]
 
 
-@pytest.mark.parametrize(("enabled", "capability"), [(True, 90), (True, 89), (False, 90)])
+@pytest.mark.parametrize(
+    ("enabled", "capability"),
+    tiered([(True, 90), (True, 89), (False, 90)], (True, 90), more=[(True, 89), (False, 90)]),
+)
 def test_kernel_of_a_dependent_launch_waits_before_it_reads(
     compile_for: Any, monkeypatch: pytest.MonkeyPatch, enabled: bool, capability: int
 ) -> None:
@@ -378,7 +381,8 @@ def expert_weights(form: str, outputs: int, inputs: int, experts: int = 128) -> 
             return ExpertWeights(tensor(rows, inputs), outputs)
 
 
-@pytest.mark.parametrize("form", ["dense", *tiered(["int4", "float8"], "int4")])
+@pytest.mark.more
+@pytest.mark.parametrize("form", tiered(["dense", "int4", "float8"], "dense", more=["int4"]))
 @pytest.mark.parametrize(
     ("capability", "size"), tiered([(c, s) for c in SHARED_BYTES for s in DENSE], (90, 4))
 )

@@ -36,6 +36,7 @@ def test_weights_in_several_files_are_read_completely(tiny_llama: Path, tmp_path
     assert answer(tmp_path, finish, dtype="float32") == answer(tiny_llama, finish, dtype="float32")
 
 
+@pytest.mark.more
 @pytest.mark.transformers
 @pytest.mark.parametrize(
     ("dtype", "agreeing"), tiered([("auto", 6), ("float16", 6), ("bfloat16", 3)], ("float16", 6))
@@ -45,6 +46,7 @@ def test_each_dtype_generates_like_float32(tiny_llama: Path, finish, dtype: str,
     assert answer(tiny_llama, finish, dtype=dtype)[:agreeing] == expected[:agreeing]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("head", tiered([False, True], True))
 def test_engine_generates_with_rounded_weights(tiny_llama: Path, finish, head: bool) -> None:
     expected = answer(tiny_llama, finish, dtype="bfloat16")
@@ -52,6 +54,7 @@ def test_engine_generates_with_rounded_weights(tiny_llama: Path, finish, head: b
     assert len(found) == len(expected) and found[0] == expected[0]
 
 
+@pytest.mark.more
 @pytest.mark.transformers
 def test_dummy_weights_need_only_a_config_and_depend_on_the_seed(
     tiny_llama: Path, tmp_path: Path, finish

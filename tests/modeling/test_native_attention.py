@@ -218,6 +218,7 @@ def test_bits_depend_on_a_token_and_its_context_alone(dtype: torch.dtype, option
     torch.set_num_threads(threads)
 
 
+@pytest.mark.more
 def test_bits_of_a_long_context_that_threads_share_are_those_of_one_thread() -> None:
     """Each of the items into which it is cut has several pieces."""
     cache = Cache([5000], Heads(6, 2, 64, 64), torch.bfloat16, Scoring(0.3))

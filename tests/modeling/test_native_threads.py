@@ -67,9 +67,11 @@ def test_thread_sanitizer_finds_no_race(tmp_path: Path) -> None:
     assert check(tmp_path, 20, 50, "-fsanitize=thread") == "all pieces computed once\n"
 
 
+@pytest.mark.more
 def test_all_pieces_are_computed_once_beside_busy_processes(tmp_path: Path, busy_cpus: None) -> None:
     assert check(tmp_path, 1000, 50) == "all pieces computed once\n"
 
 
+@pytest.mark.more
 def test_a_fork_computes_with_threads_of_its_own() -> None:
     subprocess.run([sys.executable, "-c", FORK], check=True)

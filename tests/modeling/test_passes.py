@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from tiers import tiered
 from tiny_models import TINY, tiny_model
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -95,8 +96,13 @@ def test_window_beyond_the_context_is_not_compared(tmp_path: Path) -> None:
     load(tmp_path, load_format="dummy")
 
 
-@pytest.mark.parametrize("window", [3, 4, 16, 1000])
-@pytest.mark.parametrize("model", ["MistralForCausalLM", "Starcoder2ForCausalLM"])
+@pytest.mark.parametrize("window", tiered([3, 4, 16, 1000], 3, 16, more=[4, 1000]))
+@pytest.mark.parametrize(
+    "model",
+    tiered(
+        ["MistralForCausalLM", "Starcoder2ForCausalLM"], "MistralForCausalLM", more=["Starcoder2ForCausalLM"]
+    ),
+)
 def test_model_that_passes_its_window_to_attention_is_loaded(tmp_path: Path, model: str, window: int) -> None:
     save_config(tmp_path, model, {"sliding_window": window})
     load(tmp_path, load_format="dummy")

@@ -14,7 +14,7 @@ from engine_server.modeling.graphs import step_programs
 from engine_server.requests.scheduler_stats import SchedulerStats
 from engine_server.telemetry.stats import IterationStats
 
-pytestmark = needs_kernels
+pytestmark = [needs_kernels, pytest.mark.usefixtures("shared_trials")]
 LENGTHS = (3, 14, 5, 9, 4, 7)
 NEW_TOKENS = 12
 # The oldest supported release of transformers; docs/models.md describes the newest.
@@ -65,16 +65,19 @@ def save(architecture: Architecture, folder: Path, factor: int = 1) -> None:
 
 
 # Dense, with windows and scaled embeddings, with learned positions, and with experts; the others are thorough tests.
-QUICK = "llama", "gemma 3", "gpt2", "mixtral"
+QUICK = "gemma 3"
+MORE = "llama", "gpt2", "mixtral"
+RECORDED = [one for one in ARCHITECTURES if one.recorded]
 
 
 by_architecture = pytest.mark.parametrize(
     "architecture",
-    [
-        pytest.param(one, id=one.name, marks=[] if one.name in QUICK else [pytest.mark.thorough])
-        for one in ARCHITECTURES
-        if one.recorded
-    ],
+    tiered(
+        RECORDED,
+        *(one for one in RECORDED if one.name == QUICK),
+        more=[one for one in RECORDED if one.name in MORE],
+        ids=lambda architecture: architecture.name,
+    ),
 )
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiers import tiered
 
 from engine_server import EngineArgs, LLMEngine
 from engine_server.modeling.attention.torch_backend import TorchAttention
@@ -11,6 +12,8 @@ from engine_server.modeling.memory import kv_cache
 from engine_server.modeling.memory.cache_layout import FLOAT8, INT8, LayerShape, lay_out, quantised
 from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.modeling.platform.cuda import CudaPlatform
+
+pytestmark = pytest.mark.usefixtures("shared_trials")
 
 PROMPT = [place * 7 % 120 + 3 for place in range(100)]
 
@@ -24,7 +27,7 @@ def make(model: Path, cache_dtype: str, **options: object) -> LLMEngine:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("quantised_dtype", ["fp8", "int8"])
+@pytest.mark.parametrize("quantised_dtype", tiered(["fp8", "int8"], "fp8", more=["int8"]))
 def test_logprobs_with_a_quantised_cache_are_close_to_those_without(
     tiny_llama: Path, finish, tiny_params, quantised_dtype: str
 ) -> None:

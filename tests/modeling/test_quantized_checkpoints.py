@@ -31,7 +31,7 @@ from engine_server.modeling.loading.model_loader import load_model
 from engine_server.modeling.loading.room import needed_bytes
 from engine_server.modeling.platform.cpu import CpuPlatform
 
-pytestmark = pytest.mark.transformers
+pytestmark = [pytest.mark.transformers, pytest.mark.usefixtures("shared_trials")]
 
 HIDDEN, GROUP = 64, 16
 # The tensors of one quantised module, and the weight that they stand for.
@@ -236,8 +236,8 @@ def check(model: Any, expected: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize(
     "format",
     tiered(
-        FORMATS, "gptq 4", "gptq 3 symmetric", "gptq desc_act", "awq", "W4A16, zero points", "W8A8", "FP8 per tensor",
-        "FP8 in blocks", "FBGEMM",
+        FORMATS, "gptq desc_act", "awq", "W4A16, zero points", "FP8 in blocks",
+        more=["gptq 4", "gptq 3 symmetric", "W8A8", "FP8 per tensor", "FBGEMM"],
     ),
 )  # fmt: skip
 def test_layers_compute_with_the_weights_that_the_checkpoint_stands_for(

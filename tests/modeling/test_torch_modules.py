@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tiers import tiered
 from tiny_models import TINY, run_passes, tiny_model
 
 from engine_server import EngineArgs, LLMEngine
@@ -40,7 +41,7 @@ def replaced(model: torch.nn.Module) -> tuple[int, int, int]:
     return norms, gates, ropes
 
 
-@pytest.mark.parametrize(("name", "parts"), CASES.items())
+@pytest.mark.parametrize(("name", "parts"), tiered(CASES.items(), *[*CASES.items()][:2], more=CASES.items()))
 def test_replaced_modules_compute_the_same_as_those_of_transformers(
     name: str, parts: tuple[int, int, int]
 ) -> None:
@@ -94,7 +95,8 @@ def test_norm_of_another_tensor_than_the_sum_is_computed() -> None:
         torch.testing.assert_close(norm(given), norm.add(given)[1], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.more
+@pytest.mark.parametrize("name", tiered(CASES, [*CASES][-1], more=CASES))
 def test_replaced_modules_are_freed_with_their_model_without_garbage_collection(name: str) -> None:
     """The core freezes the garbage collector after its start, so a cycle would never be freed."""
     model = tiny_model(name, **TINY, vocab_size=64, head_dim=8, pad_token_id=0)

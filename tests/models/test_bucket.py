@@ -181,6 +181,7 @@ def test_downloads_the_used_files_below_the_prefix(
     assert "AKIAEXAMPLE" not in done.stderr and "very-secret-key" not in done.stderr
 
 
+@pytest.mark.more
 def test_files_are_hashed_while_they_are_downloaded(
     moto: str, settings: Callable[..., dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,6 +195,7 @@ def test_files_are_hashed_while_they_are_downloaded(
     assert known.sha256 == {name: sha256(FILES[f"org/model/{name}"]).hexdigest() for name in used}
 
 
+@pytest.mark.more
 def test_a_fetch_logs_percent_bytes_and_seconds(
     moto: str,
     settings: Callable[..., dict[str, str]],
@@ -262,6 +264,7 @@ def test_bucket_with_too_many_or_too_large_files_is_refused_before_they_are_fetc
         bucket.fill(Bucket("models", "org/model"), tmp_path, Progress())
 
 
+@pytest.mark.more
 def test_the_cache_keeps_a_model_for_each_endpoint(
     moto: str, proxy: Proxy, settings: Callable[..., dict[str, str]]
 ) -> None:
@@ -284,6 +287,7 @@ def kill_after_the_first_part(proxy: Proxy, environment: dict[str, str], place: 
     killed.wait()
 
 
+@pytest.mark.more
 def test_a_killed_download_is_resumed_at_its_last_part(
     proxy: Proxy, settings: Callable[..., dict[str, str]], tmp_path: Path
 ) -> None:

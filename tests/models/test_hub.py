@@ -245,7 +245,11 @@ def test_download_to_a_folder_is_complete_and_leaves_nothing_else(fetch, tmp_pat
 
 @pytest.mark.parametrize(
     ("uri", "is_cached"),
-    [("hf://org/open", False), ("hf://org/open", True), ("hf://org/open/tiny.gguf", True)],
+    tiered(
+        [("hf://org/open", False), ("hf://org/open", True), ("hf://org/open/tiny.gguf", True)],
+        ("hf://org/open", True),
+        more=[("hf://org/open", False), ("hf://org/open/tiny.gguf", True)],
+    ),
 )
 def test_a_model_that_does_not_fit_the_disk_is_refused_before_it_is_fetched(  # type: ignore[no-untyped-def]
     fetch, hub: Hub, tmp_path: Path, uri: str, is_cached: bool
@@ -273,6 +277,7 @@ def test_files_that_differ_from_the_checksums_of_the_hub_are_refused(fetch, hub:
     assert fetch("hf://org/open", "--to", str(place)).returncode == 0
 
 
+@pytest.mark.more
 def test_a_folder_whose_files_lost_bytes_is_fetched_again(fetch, hub: Hub, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     place = tmp_path / "models/model"
     fetch("hf://org/open", "--to", str(place))
@@ -283,7 +288,9 @@ def test_a_folder_whose_files_lost_bytes_is_fetched_again(fetch, hub: Hub, tmp_p
     assert (place / "model.safetensors").read_bytes() == hub.files["model.safetensors"]
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+@pytest.mark.parametrize(
+    "name", tiered(["model.safetensors", "tokenizer.json"], "model.safetensors", more=["tokenizer.json"])
+)
 def test_a_folder_with_a_changed_file_of_the_same_size_is_fetched_again(  # type: ignore[no-untyped-def]
     fetch, hub: Hub, tmp_path: Path, name: str
 ) -> None:
@@ -298,6 +305,7 @@ def test_a_folder_with_a_changed_file_of_the_same_size_is_fetched_again(  # type
     assert (place / name).read_bytes() == hub.files[name]
 
 
+@pytest.mark.more
 def test_a_folder_of_another_commit_than_the_uri_names_is_fetched_again(  # type: ignore[no-untyped-def]
     fetch, hub: Hub, tmp_path: Path
 ) -> None:
@@ -322,6 +330,7 @@ def test_a_commit_under_the_name_of_another_one_is_refused(fetch, hub: Hub, tmp_
     assert f"has commit {hub.commit} under this name" in done.stderr
 
 
+@pytest.mark.more
 def test_a_killed_download_keeps_its_finished_files(
     hub: Hub, tmp_path: Path, settings: dict[str, str]
 ) -> None:
@@ -348,6 +357,7 @@ def test_a_killed_download_keeps_its_finished_files(
     assert not list(place.rglob("*.incomplete")) + list(place.rglob("of-another-commit*"))
 
 
+@pytest.mark.more
 def test_a_fetch_reports_its_progress_over_http(hub: Hub, tmp_path: Path, settings: dict[str, str]) -> None:
     weights = hub.files["model.safetensors"] = bytes(range(256)) * 100_000
     hub.stall = True
@@ -381,7 +391,11 @@ FETCH_OFTEN = [
 ]
 
 
-@pytest.mark.parametrize("uri", ["hf://org/open", "hf://org/open/model.gguf"])
+@pytest.mark.more
+@pytest.mark.parametrize(
+    "uri",
+    tiered(["hf://org/open", "hf://org/open/model.gguf"], "hf://org/open", more=["hf://org/open/model.gguf"]),
+)
 def test_a_fetch_into_the_cache_logs_percent_bytes_and_seconds(
     hub: Hub, tmp_path: Path, settings: dict[str, str], uri: str
 ) -> None:
@@ -444,9 +458,8 @@ def test_token_gives_access_to_a_gated_repository(fetch) -> None:  # type: ignor
             ("hf://org/unsafe", {}, "*.safetensors missing in"),
         ],
         WRONG_TOKEN,
-        UNKNOWN_REVISION,
-        OFFLINE,
         BROKEN,
+        more=[UNKNOWN_REVISION, OFFLINE],
     ),
 )
 def test_hub_errors_become_messages(

@@ -115,6 +115,7 @@ def test_wheel_that_does_not_fit_the_disk_is_refused_with_both_sizes(
         resolve("pypi://small")
 
 
+@pytest.mark.more
 def test_progress_of_a_wheel_is_that_of_its_download(
     wheel: Wheel, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,6 +212,7 @@ def test_two_processes_convert_once_and_share_the_result(
     assert other.wait() == 0
 
 
+@pytest.mark.more
 def test_fetch_to_a_folder_writes_exactly_there(wheel: Wheel, cache: Path, tmp_path: Path) -> None:
     wheel("small", **{"m/config.json": b"{}", "m/a.safetensors": b"w"})
     place = tmp_path / "models/model"

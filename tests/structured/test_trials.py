@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_tokenizers import byte_level, vocabulary_of
+from tiers import tiered
 from waiting import until
 
 from engine_server.requests.errors import InvalidRequestError
@@ -123,7 +124,7 @@ def test_bad_grammar_is_refused_with_a_short_reason(trials: GrammarTrials, name:
     assert raised.value.parameter == "structured_outputs"
 
 
-@pytest.mark.parametrize("name", PATHOLOGICAL)
+@pytest.mark.parametrize("name", tiered(PATHOLOGICAL, "remainders", more=PATHOLOGICAL))
 def test_pathological_grammar_ends_at_a_limit_and_the_next_one_passes(
     trials: GrammarTrials, name: str
 ) -> None:
@@ -163,6 +164,7 @@ def test_slow_grammars_of_one_caller_do_not_delay_those_of_another(trials: Gramm
         assert one.cancel() or one.result(SECONDS)
 
 
+@pytest.mark.more
 def test_trial_leaves_the_line_with_the_last_request_that_wants_it(
     trials: GrammarTrials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,6 +207,7 @@ NUMBERS = itertools.count()
 ACTIONS = st.sampled_from(["fast", "fast", "slow", "kill", "kill with pending verdicts", "cancel", "wait"])
 
 
+@pytest.mark.more
 @settings(max_examples=8)
 @given(actions=st.lists(ACTIONS, min_size=3, max_size=12))
 def test_every_verdict_comes_or_fails_whenever_the_process_is_killed(

@@ -120,6 +120,7 @@ def test_more_rows_never_take_less_time_whatever_was_measured() -> None:
     assert (np.diff(seconds) >= 0).all()
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("requests", "row"), tiered(product([1, 8], [0.0001, 0.001, 0.01]), (8, 0.001), more=[(1, 0.01)])
 )
