@@ -116,7 +116,7 @@ def test_replaced_modules_are_freed_with_their_model_without_garbage_collection(
 def test_engine_serves_with_replaced_modules_where_no_native_kernels_load(
     tiny_llama: Path, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(library, "loads", lambda: False)
+    monkeypatch.setattr(library, "obstacle", lambda: "there are none")
     engine = LLMEngine.from_engine_args(
         EngineArgs(model=str(tiny_llama), dtype=dtype, skip_tokenizer_init=True, num_gpu_blocks_override=16)
     )
