@@ -100,6 +100,7 @@ def distribution_packages(files: dict[str, bytes]) -> Iterator[dict[str, Any]]:
 
 
 def image_sbom(file: Path, name: str, version: str) -> dict[str, Any]:
+    """Return the SBOM of an image, which it names by the digest."""
     digest, files = read_archive(file)
     bom: dict[str, Any] = python_packages(files)
     purl = PackageURL("oci", None, name.rpartition("/")[2], digest, {"repository_url": name}).to_string()
