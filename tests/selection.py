@@ -3,6 +3,7 @@
 import ast
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 # Where the tests of a folder lie that is not named like theirs, the longest first.
@@ -40,7 +41,7 @@ def changed_tests(root: Path) -> list[Path]:
             sources += [path for path in read_with_helpers(conftest, helpers) if path.parent == tests]
         if (
             changed_here & {*sources, *conftests}
-            or modules & set(imported_modules(file))
+            or modules & imported_modules(file)
             or any(file.is_relative_to(home) for home in homes)
         ):
             selected.append(file)
@@ -86,15 +87,18 @@ def affected_modules(changed: set[str], root: Path) -> set[str]:
     return ours.union(*map(graph.find_downstream_modules, ours))
 
 
-def imported_modules(file: Path) -> Iterator[str]:
-    """Yield the names of the modules that a file may import, at its head or in functions."""
+@cache
+def imported_modules(file: Path) -> frozenset[str]:
+    """Return the names of the modules that a file may import, at its head or in functions."""
+    found: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text())):
         match node:
             case ast.Import():
-                yield from (alias.name for alias in node.names)
+                found.update(alias.name for alias in node.names)
             case ast.ImportFrom(module=str(module), level=0):
-                yield module
-                yield from (f"{module}.{alias.name}" for alias in node.names)
+                found.add(module)
+                found.update(f"{module}.{alias.name}" for alias in node.names)
+    return frozenset(found)
 
 
 def read_with_helpers(file: Path, helpers: dict[str, Path]) -> Iterator[Path]:

@@ -93,7 +93,6 @@ def test_changed_source_selects_tests_of_its_folder_and_of_its_importers(
     assert not any(path.startswith(("core/", "operator/")) for path in selected)
 
 
-@pytest.mark.more
 def test_changed_helper_selects_the_tests_that_import_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("selection.list_changes", lambda root: [Path("tests/selection.py")])
 
