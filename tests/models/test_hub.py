@@ -183,7 +183,9 @@ def fetch(settings: dict[str, str]):  # type: ignore[no-untyped-def]
     return run
 
 
-def test_downloads_only_the_files_that_are_used(fetch, hub: Hub, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_downloads_only_the_files_that_are_used_and_of_the_named_revision_alone(
+    fetch, hub: Hub, tmp_path: Path
+) -> None:  # type: ignore[no-untyped-def]
     done = fetch("hf://org/open@v1")
     assert done.returncode == 0, done.stderr
     folder = Path(done.stdout.splitlines()[-1])
@@ -195,6 +197,8 @@ def test_downloads_only_the_files_that_are_used(fetch, hub: Hub, tmp_path: Path)
     ]
     assert f"fetching hf://org/open@v1 from {hub.url} ..." in done.stderr
     assert commit_of(folder) == COMMIT
+    asked = [path.partition("?")[0].partition("/revision/")[2] for path in hub.asked if "/revision/" in path]
+    assert set(asked) == {"v1"}
 
 
 @pytest.mark.thorough
