@@ -155,4 +155,6 @@ class EngineHost:
 def report_phase(phase: str, seconds: float) -> None:
     """Print the duration of a phase of the start to stderr, and set its metric."""
     STARTUP.labels(phase).set(seconds)
-    print(f"phase {phase} {seconds:.1f} s", file=sys.stderr, flush=True)
+    # One write: print makes two where Python doesn't buffer, and the core's log line may come between them.
+    sys.stderr.write(f"phase {phase} {seconds:.1f} s\n")
+    sys.stderr.flush()
