@@ -55,8 +55,6 @@ def is_of(pod: Manifest, replica_set: Manifest | None) -> bool:
 
 
 def has_failed_repeatedly(pod: Mapping[str, Any]) -> bool:
-    if "deletionTimestamp" in pod["metadata"] or condition(pod, "Ready").get("status") == "True":
-        return False
     return any(has_container_failed(entry) for entry in statuses(pod))
 
 
