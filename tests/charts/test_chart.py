@@ -89,9 +89,8 @@ def test_another_version_of_the_chart_restarts_no_pod(helm: Helm, root: Path, tm
     def templates(version: str) -> dict[str, Any]:
         (chart / "Chart.yaml").write_text(yaml.safe_dump(about | {"version": version, "appVersion": version}))
         rendered = helm("template", "fairlead", chart, "--set=image.tag=mine").stdout
-        deployments = [
-            one for one in yaml.load_all(rendered, YAML_LOADER) if one and one["kind"] == "Deployment"
-        ]
+        objects = filter(None, yaml.load_all(rendered, YAML_LOADER))
+        deployments = [one for one in objects if one["kind"] == "Deployment"]
         return {one["metadata"]["name"]: one["spec"]["template"] for one in deployments}
 
     assert templates("8.0.0") == templates("9.0.0")
