@@ -135,7 +135,6 @@ class LostRunner(ModelRunner):
 """
 
 
-@pytest.mark.usefixtures("foreign_folder")  # a core imports nothing from it
 async def test_engine_ends_when_its_device_fails(
     tiny_llama: Path, tiny_params, tmp_path: Path, monkeypatch
 ) -> None:
