@@ -319,7 +319,6 @@ def test_the_condition_reports_percent_and_bytes(
     assert world.condition(name, "Ready")["message"] == expected
 
 
-@pytest.mark.more
 def test_fetch_pods_that_accept_and_never_answer_delay_no_llmdeployment(
     world: Any, manifest: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
