@@ -33,9 +33,7 @@ END_TO_END = "e2e"
 KERNELS = "kernels"
 # Tests of the HTTP server share servers; most other tests with torch compute.
 SERVER = "server"
-# Loaded by name: finding all that are installed imports schemathesis and others in each worker.
-PLUGINS = ("asyncio", "timeout", "xdist", "hypothesispytest", "costs")
-LOADED = tuple(word for plugin in PLUGINS for word in ("-p", plugin))
+COSTS = ("-p", "costs")
 CPUS = os.cpu_count() or 1
 MOST_WORKERS = 4
 NUM_SLOWEST = 10
@@ -124,14 +122,14 @@ def divide(paths: list[Path], every_tier: bool) -> list[Part]:
         Part("engine", engine, workers(CPUS // 2)),
         Part("server", server, workers(CPUS // 2)),
         Part("control-plane", control_plane, (*workers(CPUS), "-p", "no_torch")),  # which often waits
-        Part("kernels", kernels, LOADED, {"TRITON_INTERPRET": "1"}),
+        Part("kernels", kernels, COSTS, {"TRITON_INTERPRET": "1"}),
     ]
     return [part for part in parts if part.paths]
 
 
 def workers(number: int) -> tuple[str, ...]:
     """Return the options for so many workers, within bounds. No file is divided among them."""
-    return *LOADED, f"--numprocesses={min(max(number, 1), MOST_WORKERS)}", "--dist=loadfile"
+    return *COSTS, f"--numprocesses={min(max(number, 1), MOST_WORKERS)}", "--dist=loadfile"
 
 
 def run(parts: list[Part], tier: str, partial: bool) -> bool:
