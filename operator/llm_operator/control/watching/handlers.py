@@ -3,10 +3,12 @@
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import aiohttp
 import kopf
+from kopf._cogs.clients import watching
 
 from engine_server.contract.labels import LLMDEPLOYMENT_LABEL
 from llm_operator.control.cluster import REQUEST_SECONDS, Access, reload_credentials
@@ -126,6 +128,18 @@ class NothingToCompare(kopf.DiffBaseStorage):
 
     def store(self, **_: Any) -> None:
         """Do nothing."""
+
+
+def never_paused(**_: Any) -> nullcontext[asyncio.Future[None]]:
+    """Return the context of a watch that kopf never pauses: it would for another operator, of which it knows none.
+
+    kopf's own context is a generator inside that of the watch. When a watch stops amid a list, both are left to the
+    garbage collector or to the event loop's end, and an error is logged if the inner one is closed first.
+    """
+    return nullcontext(asyncio.get_running_loop().create_future())
+
+
+watching.streaming_block = never_paused  # type: ignore[assignment]
 
 
 def settings(watch_silence_seconds: float) -> kopf.OperatorSettings:

@@ -1,13 +1,15 @@
 """Namespaces that are missing, and the reasons for which an operator is unhealthy."""
 
 import asyncio
+import sys
 import time
+from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from llm_operator.control import tracing
-from llm_operator.control.cluster import Access
+from llm_operator.control.cluster import Access, Cluster, load_configuration
 from llm_operator.control.queue import WorkQueue
 from llm_operator.control.watching import informer as informers
 from llm_operator.control.watching.informer import Informer
@@ -52,6 +54,35 @@ def test_an_operator_needs_no_rights_beyond_its_namespaces(
     for namespace in (red, blue):
         world.apply(manifest("model", namespace))
         until(lambda namespace=namespace: world.condition("model", "Ready", namespace))
+
+
+async def test_the_parts_of_a_watch_that_stops_amid_a_list_can_be_closed_in_any_order(
+    world: Any, manifest: Any, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models, stop = 40, asyncio.Event()
+    namespace = world.create_namespace(f"{world.namespace}-listed")
+    world.apply(*(manifest(f"model-{number}", namespace) for number in range(models)))
+    puts = []
+    put = Store.put
+
+    def put_and_stop(*arguments: Any) -> Any:
+        puts.append(arguments)
+        # The informer's own list comes before kopf's.
+        if len(puts) > models:
+            stop.set()
+        return put(*arguments)
+
+    monkeypatch.setattr(Store, "put", put_and_stop)
+    generators: list[AsyncGenerator[Any]] = []
+    sys.set_asyncgen_hooks(firstiter=generators.append)
+    access = await load_configuration(str(world.kubeconfig))
+    informer = Informer(cluster, Store(), WorkQueue(), access, Settings(engine_image="engine:1"), namespace)
+
+    await informer.run(stop)
+
+    assert len(puts) < 2 * models
+    for innermost in reversed(generators):
+        await innermost.aclose()
 
 
 @pytest.fixture
