@@ -135,6 +135,12 @@ def test_pathological_grammar_ends_at_a_limit_and_the_next_one_passes(
     assert verdict(trials, StructuredOutputsParams(choice=[name, "after"]))
 
 
+def test_a_grammar_that_takes_time_but_little_memory_ends_at_the_limit_on_time(trials: GrammarTrials) -> None:
+    comments = "#\n" * 300_000
+    with pytest.raises(InvalidRequestError, match="takes more than 1 s"):
+        verdict(trials, StructuredOutputsParams(grammar=f'{comments}root ::= "a"'))
+
+
 def test_pathological_grammars_do_not_hold_up_others(trials: GrammarTrials) -> None:
     order = []
     slow = [trials.start(slow_grammar(number)) for number in range(3)]
@@ -148,7 +154,7 @@ def test_pathological_grammars_do_not_hold_up_others(trials: GrammarTrials) -> N
 
 
 def slow_grammar(number: int) -> StructuredOutputsParams:
-    """Return a grammar whose trial ends at the limit of its time."""
+    """Return a grammar whose trial ends at a limit, after most of a second."""
     return StructuredOutputsParams(json={"type": "integer", "multipleOf": 999_983, "title": str(number)})
 
 
