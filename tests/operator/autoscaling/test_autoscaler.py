@@ -69,7 +69,6 @@ def test_requests_of_all_routers_start_replicas_and_their_end_removes_them(
     assert "Traceback" not in scaler.log
 
 
-@pytest.mark.more
 def test_nothing_is_scaled_down_while_a_router_does_not_answer(
     scaling: Any, scaler: Any, manifest: Any
 ) -> None:

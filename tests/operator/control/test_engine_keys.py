@@ -39,7 +39,6 @@ def start(world: Any, start_operator: Any, monkeypatch: pytest.MonkeyPatch) -> C
     return start
 
 
-@pytest.mark.more
 def test_an_operator_that_starts_with_keys_changes_no_engine_until_its_spec_changes(
     world: Any, start: Any, manifest: Any, name: str
 ) -> None:

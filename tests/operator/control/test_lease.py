@@ -44,6 +44,19 @@ def test_a_second_operator_stands_by_until_a_signal_ends_the_first(
     until(lambda: second.logged(f"this operator holds {home}/{LEASE}"))
 
 
+def test_an_operator_takes_over_a_lease_that_its_holder_does_not_renew(
+    world: Any, home: str, start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "DURATION_SECONDS", 1)
+    world.patch("lease", LEASE, {"spec": {"holderIdentity": "killed"}}, home)
+
+    operator = start()
+
+    until(lambda: operator.logged("standing by: killed holds"))
+    until(lambda: operator.logged(f"this operator holds {home}/{LEASE}"))
+    assert holder(world, home) != "killed"
+
+
 def test_an_operator_that_stands_by_can_be_stopped(home: str, start: Any) -> None:
     first = start()
     until(lambda: first.logged(f"this operator holds {home}/{LEASE}"))
