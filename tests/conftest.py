@@ -1,10 +1,14 @@
 """Plugins of all tests, and the profiles of property tests."""
 
 import signal
+import sys
 
 import hypothesis
 
 pytest_plugins = ["engines", "api_server", "foreign_folder", "shared_trials"]
+
+# jsonschema compiles its grammar for two seconds when it is imported, and no test checks the format that it is for.
+sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 
 # Speed is no property of these tests: a machine may be slow, or busy.
 # `make test` runs a few examples of each property, `make test TIER=all` many.

@@ -4,8 +4,6 @@ import asyncio
 import json
 import logging
 
-import anthropic
-import openai
 import pytest
 from router_keys import CHAT, KEY, MESSAGES, OTHER_KEY, ask, bearer, never_answer, reporting, status_of, usage
 
@@ -271,6 +269,10 @@ async def test_a_peer_that_does_not_answer_is_logged_once_and_found_again(
 
 
 async def test_official_clients_see_the_errors_of_their_api(start_engine, start_router, keys_file):
+    # They take seconds to import, which the other workers are spared.
+    import anthropic
+    import openai
+
     file = keys_file.write({"name": "a", "models": ["m"], "requestsPerMinute": 1})
     router = await start_router({"m": [await start_engine()], "n": [await start_engine()]}, keys_file=file)
     chat = [{"role": "user", "content": "hello"}]
