@@ -7,89 +7,71 @@ import sys
 from pathlib import Path
 
 import pytest
-from run import TESTS, divide
+from run import END_TO_END, KERNELS, TESTS, divide
 from tiers import SELECTIONS, tiered
 
-# Prints the markers of each test below the paths as JSON.
+# Tests with every combination of the markers that tell tiers apart.
+MARKED = """
+import itertools, pytest
+
+NAMES = ("e2e", "more", "thorough")
+CASES = [names for count in range(4) for names in itertools.combinations(NAMES, count)]
+
+def marked(names):
+    return pytest.param(None, marks=[getattr(pytest.mark, name) for name in names], id="-".join(names))
+
+@pytest.mark.parametrize("case", [marked(names) for names in CASES])
+def test_marked(case): ...
+"""
+# Prints the names that pytest selects in a file for each of some expressions, as JSON.
 COLLECT = """
 import json, sys
 import pytest
 
 class Collected:
     def pytest_collection_finish(self, session):
-        self.markers = {item.nodeid: [mark.name for mark in item.iter_markers()] for item in session.items}
+        self.names = [item.callspec.id for item in session.items]
 
-collected = Collected()
-pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", "-m", "", *sys.argv[1:]], [collected])
-print(json.dumps(collected.markers))
+def select(expression):
+    collected = Collected()
+    pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", "-m", expression, sys.argv[1]], [collected])
+    return collected.names
+
+print(json.dumps({tier: select(expression) for tier, expression in json.loads(sys.argv[2]).items()}))
 """
 
 
-def collect(*paths: Path) -> dict[str, list[str]]:
-    """Return the markers of all tests below the paths by the tests' ids."""
-    environment = os.environ | {
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": ""
-    }  # with all plugins that conftest files name
-    command = [sys.executable, "-c", COLLECT, *map(str, paths)]
-    done = subprocess.run(
-        command, cwd=TESTS.parent, env=environment, check=True, capture_output=True, text=True
-    )
-    markers: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
-    return markers
-
-
-def select(tier: str, markers: dict[str, list[str]]) -> set[str]:
-    """Return the ids of the tests that the tier's expression selects, which is one of Python's too."""
-    names = ("e2e", "more", "thorough")
-    return {
-        id for id, marks in markers.items() if eval(SELECTIONS[tier], {name: name in marks for name in names})
-    }
-
-
-@pytest.mark.more
-def test_every_test_is_in_exactly_one_tier() -> None:
-    markers = collect(TESTS)
-    parts = divide(sorted(TESTS.rglob("test_*.py")), every_tier=False)
-    files = {str(path.relative_to(TESTS.parent)) for part in parts for path in part.paths}
-    run_by_default = {id for id in markers if id.partition("::")[0] in files}
-
-    tiers = {tier: select(tier, markers) for tier in SELECTIONS}
-
-    default, more = tiers["default"] & run_by_default, tiers["more"] & run_by_default
-    assert default and more and not default & more
-    only_in_all = tiers["all"] - default - more
-    assert {id for id in only_in_all if "thorough" not in markers[id]} == {
-        id for id in tiers["all"] - tiers["thorough"] if id.startswith("tests/kernels/")
-    }
-
-
-MARKED = """
-import pytest
-def test_default(): ...
-@pytest.mark.more
-def test_more(): ...
-@pytest.mark.thorough
-def test_thorough(): ...
-@pytest.mark.more
-@pytest.mark.thorough
-def test_of_both(): ...
-"""
-
-
-def test_a_test_with_both_markers_is_thorough_alone(tmp_path: Path) -> None:
+def test_a_test_with_any_markers_is_in_exactly_one_tier(tmp_path: Path) -> None:
     file = tmp_path / "test_marked.py"
     file.write_text(MARKED)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = more\n    thorough\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = e2e\n    more\n    thorough\n")
+    command = [sys.executable, "-c", COLLECT, file, json.dumps(SELECTIONS)]
+    bare = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
-    markers = collect(file)
+    done = subprocess.run(command, env=bare, check=True, capture_output=True, text=True)
 
-    names = {tier: sorted(id.rpartition("::")[2] for id in select(tier, markers)) for tier in SELECTIONS}
-    assert names == {
-        "default": ["test_default"],
-        "more": ["test_more"],
-        "thorough": ["test_of_both", "test_thorough"],
-        "all": ["test_default", "test_more", "test_of_both", "test_thorough"],
+    assert json.loads(done.stdout.splitlines()[-1]) == {
+        "default": [""],
+        "more": ["more"],
+        "thorough": ["thorough", "more-thorough"],
+        "all": ["", "more", "thorough", "more-thorough"],
     }
+
+
+def test_end_to_end_tests_are_those_of_their_folder() -> None:
+    mark = f"pytest.mark.{END_TO_END}"
+    marked = {file for file in TESTS.rglob("test_*.py") if mark in file.read_text()}
+
+    assert marked == {*(TESTS / END_TO_END).glob("test_*.py")}
+
+
+def test_kernels_run_with_all_tiers_alone() -> None:
+    files = sorted(TESTS.rglob("test_*.py"))
+    every, others = (
+        {path for part in divide(files, every_tier) for path in part.paths} for every_tier in (True, False)
+    )
+
+    assert every - others == {*(TESTS / KERNELS).glob("test_*.py")}
 
 
 def test_cases_of_a_matrix_are_divided_among_the_tiers() -> None:
