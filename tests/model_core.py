@@ -1,7 +1,6 @@
 """A real engine core in a thread of the test process, which need not import torch once more for each model."""
 
 import asyncio
-import itertools
 import os
 import queue
 import threading
@@ -15,9 +14,10 @@ import msgspec
 from engine_server.config import EngineConfig
 from engine_server.core.__main__ import run
 from engine_server.core.engine_core import EngineCore
+from engine_server.engine.loop.core_calls import CoreCalls
 from engine_server.engine.loop.core_process import OnLoad, OnPhase
 from engine_server.requests.errors import EngineDeadError
-from engine_server.requests.messages import Call, CallResult, CoreMessage, FrontEndMessage, Ready
+from engine_server.requests.messages import CallResult, CoreMessage, FrontEndMessage, Ready
 
 END_SECONDS = 60
 
@@ -46,8 +46,7 @@ class ModelCore:
         self._changed = asyncio.Event()
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(CoreMessage)
-        self._calls: dict[int, asyncio.Future[CallResult]] = {}
-        self._call_ids = itertools.count()
+        self._calls = CoreCalls(self.send)
 
     @property
     def pid(self) -> int:
@@ -102,24 +101,14 @@ class ModelCore:
         await self.arrive()
         message: CoreMessage = self._decoder.decode(self._messages.popleft())
         if isinstance(message, CallResult):
-            answer = self._calls.get(message.call_id)
-            if answer is not None and not answer.done():
-                answer.set_result(message)
+            self._calls.finish(message)
         return message
 
     async def call(self, method: str, *args: Any) -> Any:
-        call = Call(next(self._call_ids), method, list(args))
-        answer = self._calls[call.call_id] = asyncio.get_running_loop().create_future()
-        self.send(call)
-        try:
-            return (await answer).result()
-        finally:
-            del self._calls[call.call_id]
+        return await self._calls.make(method, *args)
 
     def fail_calls(self, error: EngineDeadError) -> None:
-        for answer in self._calls.values():
-            if not answer.done():
-                answer.set_exception(error)
+        self._calls.fail(error)
 
     def check(self, hang_timeout: float) -> None: ...
 

@@ -1,7 +1,6 @@
 """An engine core in a child process: messages over ZMQ, and a lifeline that signals the core's end."""
 
 import asyncio
-import itertools
 import shutil
 import tempfile
 import time
@@ -16,9 +15,10 @@ import zmq
 
 from engine_server.config import EngineConfig
 from engine_server.core.distributed.child_process import Child
+from engine_server.engine.loop.core_calls import CoreCalls
 from engine_server.modeling.progress import FILE, ProgressClock
 from engine_server.requests.errors import EngineDeadError
-from engine_server.requests.messages import Call, CallResult, CoreMessage, FrontEndMessage, Phase, Ready
+from engine_server.requests.messages import CallResult, CoreMessage, FrontEndMessage, Phase, Ready
 
 OnPhase = Callable[[str, float], None]
 # Called with the share of the weights that are loaded, 0 to 1.
@@ -59,8 +59,7 @@ class CoreProcess:
         self._changed = asyncio.Event()
         self._ended = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._calls: dict[int, asyncio.Future[CallResult]] = {}
-        self._call_ids = itertools.count()
+        self._calls = CoreCalls(self.send)
 
     @property
     def pid(self) -> int:
@@ -121,19 +120,11 @@ class CoreProcess:
 
         Raises RuntimeError if the operation fails.
         """
-        call = Call(next(self._call_ids), method, list(args))
-        answer = self._calls[call.call_id] = asyncio.get_running_loop().create_future()
-        self.send(call)
-        try:
-            return (await answer).result()
-        finally:
-            del self._calls[call.call_id]
+        return await self._calls.make(method, *args)
 
     def fail_calls(self, error: EngineDeadError) -> None:
         """Raise `error` in every operation in flight."""
-        for answer in self._calls.values():
-            if not answer.done():
-                answer.set_exception(error)
+        self._calls.fail(error)
 
     async def arrive(self) -> None:
         """Wait until there is a message to receive, or the core has ended. Loses nothing when cancelled."""
@@ -155,9 +146,7 @@ class CoreProcess:
             raise EngineDeadError(await asyncio.to_thread(self._child.death))
         message: CoreMessage = self._decoder.decode(self._messages.popleft())
         if isinstance(message, CallResult):
-            answer = self._calls.get(message.call_id)
-            if answer is not None and not answer.done():  # otherwise its caller was cancelled
-                answer.set_result(message)
+            self._calls.finish(message)
         return message
 
     def shutdown(self, timeout: float = 10.0) -> None:
