@@ -19,8 +19,8 @@ MODELS = [f"sleeper-{number}" for number in range(3)]
 
 # The operator scales nothing down while a test waits.
 UNHURRIED = {"scaleDownDelaySeconds": 3600, "idleSeconds": 3600}
-# In seconds.
-IDLE = {"stableWindowSeconds": 5, "panicWindowSeconds": 5, "idleSeconds": 5}
+# In seconds, the shortest.
+IDLE = {"stableWindowSeconds": 1, "panicWindowSeconds": 1, "idleSeconds": 1}
 
 
 def manifest(name: str, replicas: int, autoscaling: dict[str, int]) -> str:
