@@ -1,5 +1,6 @@
 """Plugins of all tests, and the profiles of property tests."""
 
+import gc
 import signal
 import sys
 
@@ -24,3 +25,8 @@ hypothesis.settings.load_profile("default")
 # nohup, and a script's `&`, leave SIGINT ignored; the processes that tests interrupt would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector what was imported and collected, and stays until the end."""
+    gc.freeze()

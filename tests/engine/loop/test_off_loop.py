@@ -189,7 +189,7 @@ async def test_stalls_of_the_event_loop_are_recorded_under_load(
 async def test_objects_loaded_at_the_start_are_excluded_from_garbage_collection(
     engine: AsyncLLMEngine,
 ) -> None:
-    assert gc.get_freeze_count() > 100_000
+    assert not any(tracked is engine.tokenizer for tracked in gc.get_objects())
     assert gc.get_threshold()[0] >= 10_000
     assert gc.isenabled()
 
