@@ -9,6 +9,7 @@ from llm_operator.api.schema import SpecError
 from llm_operator.api.spec import parse
 from llm_operator.api.spec_hash import spec_hash
 from llm_operator.observed import Observed, workload_key
+from llm_operator.plan.pod.template_record import record_hash
 from llm_operator.settings import Settings
 
 NEXT_RELEASE = Settings(engine_image="engine:2", version="9.9.9")
@@ -214,6 +215,20 @@ def test_a_damaged_record_is_restored_from_a_replica_set(
 
     assert restored.template == before.template
     assert annotations(restored.observed) == annotations(before.observed)
+
+
+@pytest.mark.parametrize("template", ["{", "[]"])
+def test_a_record_with_the_hash_of_its_text_and_no_template_is_restored(
+    planned: Any, manifest: Any, template: str
+) -> None:
+    before = planned(manifest())
+    written = annotations(before.observed)
+    own_hash = record_hash(template, written[SPEC_HASH], written.get(ROLLED_AT, ""))
+    damaged = with_annotations(before.observed, template=template, record_hash=own_hash)
+
+    restored = planned(manifest(), with_replica_sets(damaged, replica_set(before.observed, 1)), NEXT_RELEASE)
+
+    assert restored.template == before.template
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
