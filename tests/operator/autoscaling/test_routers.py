@@ -11,10 +11,10 @@ from aiohttp import web
 from kubernetes_objects import endpoint, slice_of
 from llm_operator import metrics
 from llm_operator.api.sections.autoscaling import Autoscaling
-from llm_operator.autoscaling.autoscaler import by_deployment, sample_of
+from llm_operator.autoscaling.autoscaler import Autoscaler, by_deployment, sample_of
 from llm_operator.autoscaling.history import Load, Sample
 from llm_operator.autoscaling.routers import METRICS_PORT_NAME, Routers, RouterService, addresses, aged
-from llm_operator.control.watching.scales import Scale
+from llm_operator.control.watching.scales import Scale, Scales
 from waiting import until_async
 
 from engine_server.contract.api import Key
@@ -253,6 +253,19 @@ async def test_routers_that_are_all_gone_are_unknown() -> None:
         reports = await asked.ask(session)
 
     assert not reports.is_complete
+
+
+async def test_no_router_counts_as_unknown_while_nothing_is_autoscaled() -> None:
+    metrics.UNKNOWN_ROUTERS.set(1)
+    cluster: Any = None
+    autoscaler = Autoscaler(
+        cluster, "home/lease", Scales(), Routers(cluster, RouterService("default", "router"))
+    )
+
+    running = asyncio.create_task(autoscaler.run())
+    await until_async(lambda: metrics.UNKNOWN_ROUTERS.collect()[0].samples[0].value == 0)
+
+    running.cancel()
 
 
 async def test_routers_that_nobody_asked_for_a_while_are_not_silent() -> None:
