@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import weakref
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from engine_server.config import (
@@ -348,6 +348,11 @@ class AsyncLLM(CoreOperations):
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
         """The tokenizer; None if the engine was made without one."""
         return self._front_end.tokenizer
+
+    @property
+    def token_bytes(self) -> Sequence[bytes] | None:
+        """The bytes that each token adds to a text; None for an engine that can't follow grammars."""
+        return self._front_end.token_bytes
 
     async def get_tokenizer(self, lora_request: LoRARequest | None = None) -> PreTrainedTokenizerBase:
         """Return the tokenizer. Raises ValueError if the engine was made without one."""

@@ -62,6 +62,8 @@ class FrontEnd:
         self.requests = OutputProcessor(
             backend_of(self.tokenizer) if self.tokenizer else None, config.model_config.eos_token_ids
         )
+        # The bytes that each token adds to a text; None if the engine can't follow grammars.
+        self.token_bytes: Sequence[bytes] | None = vocabulary.tokens if vocabulary else None
         self._trials = GrammarTrials(vocabulary) if vocabulary else None
         self.traces = config.observability_config.otlp_traces_endpoint is not None
         self.loggers = create_loggers(config, log_stats, stat_loggers)
@@ -123,6 +125,8 @@ class FrontEnd:
             submission.arrival_time,
             self.num_virtual(submission.prompt_adapter_request),
         )
+        if request.params.reasoning is not None:
+            request.params.reasoning.check(self.token_bytes)
         request.priority = self._priority(submission)
         request.cache_scope = submission.caller.scope if submission.caller else None
         request.lora = check_lora(submission.lora_request, self.lora)

@@ -1,83 +1,218 @@
 """The reasoning of an answer: which tokens belong to it, and a limit of their number."""
 
-from collections import deque
+import copy
 from collections.abc import Sequence
+from typing import NamedTuple, Self
 
 import msgspec
 
+from engine_server.contract.quoting import quote
 from engine_server.requests import validation as valid
+from engine_server.requests.errors import InvalidRequestError
 
 
-class ReasoningBudget(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A limit of an answer's reasoning, which ends with its delimiter once it has so many tokens.
-
-    tokens: number of tokens without the delimiters, of all the answer's reasoning together.
-    start, end: token ids of the delimiters. inside: the prompt ends within the reasoning.
+class Mark(msgspec.Struct, frozen=True):
+    """A delimiter of an answer's reasoning.
 
     Raises InvalidRequestError, which names the parameter.
     """
 
-    tokens: int
-    start: list[int] = []
-    end: list[int]
-    inside: bool = False
+    text: str
+    # Tokens that write it, for reasoning that is ended by force.
+    token_ids: list[int]
+    # It is one token of the tokenizer; then only that token counts, and the same letters from other tokens are text.
+    # Otherwise its text counts, in the bytes of the tokens, since its last piece may merge with what follows.
+    exact: bool
 
     def __post_init__(self) -> None:
-        self.tokens = valid.integer("tokens", self.tokens, 0, valid.MAX_INT32)
-        self.start = valid.tokens("start", self.start)
-        self.end = valid.tokens("end", self.end)
-        self.inside = valid.flag("inside", self.inside)
-        if not self.end:
-            valid.refuse_value("end", self.end, "`list` of length >= 1")
+        valid.nonempty_text("text", self.text)
+        valid.flag("exact", self.exact)
+        count = len(valid.tokens("token_ids", self.token_ids))
+        if count == 0 or (self.exact and count > 1):
+            expected = "`list` of length 1" if self.exact else "`list` of length >= 1"
+            valid.refuse_value("token_ids", self.token_ids, expected)
 
 
-class ReasoningTokens:
-    """Counts the tokens between two delimiters, each a sequence of tokens, without the delimiters.
+class Reasoning(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The reasoning of an answer.
 
-    The count depends on the tokens alone and not on their division into calls.
+    start: empty if reasoning can't begin in the answer.
+    end: at least one mark, of which the first ends reasoning that is ended by force.
+    calls: exact marks that begin a call, and so end the reasoning.
+    inside: the prompt ends within the reasoning.
+    budget: maximum number of tokens without the marks, of all the answer's reasoning together; None: no limit.
+
+    Raises InvalidRequestError, which names the parameter.
     """
 
-    def __init__(self, start: Sequence[int], end: Sequence[int], inside: bool) -> None:
-        """inside: the prompt ends within the reasoning."""
-        self._start = tuple(start)
-        self._end = tuple(end)
-        self.inside = inside
-        # The tokens so far that belong to the reasoning, and those of a delimiter that has just begun.
-        self.total = 0
-        self._latest: deque[int] = deque(maxlen=max(len(start), len(end), 1))
+    start: list[Mark] = []
+    end: list[Mark]
+    calls: list[Mark] = []
+    inside: bool = False
+    budget: int | None = None
 
-    def copy(self) -> "ReasoningTokens":
-        copy = ReasoningTokens(self._start, self._end, self.inside)
-        copy.total = self.total
-        copy._latest.extend(self._latest)
-        return copy
+    def __post_init__(self) -> None:
+        for name in ("start", "end", "calls"):
+            setattr(self, name, valid.items(name, getattr(self, name), _mark))
+        if not self.end:
+            valid.refuse_value("end", self.end, "`list` of length >= 1")
+        if not all(mark.exact for mark in self.calls):
+            valid.refuse_value("calls", self.calls, "marks of one token")
+        self.inside = valid.flag("inside", self.inside)
+        if self.budget is not None:
+            self.budget = valid.integer("budget", self.budget, 0, valid.MAX_INT32)
+
+    @property
+    def marks(self) -> list[Mark]:
+        return [*self.start, *self.end, *self.calls]
+
+    @property
+    def exact(self) -> bool:
+        """True if each mark is one token, so that no bytes of tokens are needed to find them."""
+        return all(mark.exact for mark in self.marks)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens of all marks."""
+        return [token_id for mark in self.marks for token_id in mark.token_ids]
+
+    def check(self, token_bytes: Sequence[bytes] | None) -> None:
+        """Raise InvalidRequestError for marks that can't be found in an output, or not be forced.
+
+        token_bytes: the bytes that each token adds to a text; None: they are not known.
+        """
+        if self.exact:
+            return
+        if token_bytes is None:
+            raise InvalidRequestError(
+                "reasoning between marks of text needs a tokenizer and an end-of-sequence token, and this engine lacks "
+                "one",
+                "reasoning",
+            )
+        forced = self.end[0]
+        written = b"".join(token_bytes[token_id] for token_id in forced.token_ids)
+        if not forced.exact and forced.text.encode() not in written:
+            raise InvalidRequestError(
+                f"reasoning has tokens for {quote(forced.text)} that don't write it", "reasoning"
+            )
+
+
+class ReasoningTracker:
+    """A position in an answer's reasoning: a function of the tokens alone, whatever their division into calls."""
+
+    def __init__(self, reasoning: Reasoning, token_bytes: Sequence[bytes] = ()) -> None:
+        """token_bytes: the bytes that each token of the vocabulary adds to a text; needed for marks of text alone."""
+        self.inside = reasoning.inside
+        # Number of tokens so far that belong to the reasoning, and of those of an end mark that has just begun.
+        self.total = 0
+        self._token_bytes = token_bytes
+        self._starts = Marks.of(reasoning.start)
+        self._ends = Marks.of([*reasoning.end, *reasoning.calls])
+        self._forced = reasoning.end[0].token_ids
+        self._forced_bytes = [] if reasoning.end[0].exact else _prefixes(self._forced, token_bytes)
+        # The bytes since the latest mark that may begin the next one, and where tokens that were counted begin in them.
+        self._tail = b""
+        self._counted: list[int] = []
+        self._kept = max(
+            [len(mark) for marks in (self._starts, self._ends) for mark in marks.texts]
+            + [len(prefix) for prefix in self._forced_bytes],
+            default=0,
+        )
+
+    def copy(self) -> Self:
+        """Return a tracker at the same position, whose moves don't change this one."""
+        tracker = copy.copy(self)
+        tracker._counted = list(self._counted)
+        return tracker
 
     def count(self, token_ids: Sequence[int]) -> int:
-        """Return how many of the next tokens belong to the reasoning, less those of the delimiter."""
-        if not self._end:
-            return 0
+        """Read tokens; return how many of them belong to the reasoning, less those of an end mark that had begun."""
         before = self.total
         for token_id in token_ids:
-            self._latest.append(token_id)
-            if self.inside:
-                self.total += 1
-                if self._ends_with(self._end):
-                    self._turn(False)
-                    self.total -= len(self._end)
-            elif self._start and self._ends_with(self._start):
-                self._turn(True)
+            self.read(token_id)
         return self.total - before
 
+    def read(self, token_id: int) -> None:
+        """Move by a token."""
+        if token_id in (self._ends if self.inside else self._starts).token_ids:
+            self.inside = not self.inside
+            self._tail, self._counted = b"", []
+            return
+        if self._kept:
+            self._read_text(self._token_bytes[token_id])
+        else:
+            self.total += self.inside
+
     def next_of_end(self) -> int:
-        """Return the token that goes on with the end delimiter, of which the tokens may have the beginning."""
-        begun = next(
-            length for length in range(len(self._end) - 1, -1, -1) if self._ends_with(self._end[:length])
+        """Return the token that goes on with the first end mark, of which the tokens may have the beginning."""
+        for length in range(len(self._forced_bytes) - 1, -1, -1):
+            if self._tail.endswith(self._forced_bytes[length]):
+                return self._forced[length + 1]
+        return self._forced[0]
+
+    def _read_text(self, added: bytes) -> None:
+        """Move by the bytes of a token, in which marks may begin and end."""
+        begin, counted = len(self._tail), self.inside
+        text = self._tail + added
+        self.total += counted
+        if counted and added:
+            self._counted.append(begin)
+        while (found := (self._ends if self.inside else self._starts).find(text, begin)) is not None:
+            if self.inside:  # tokens without a byte before the mark
+                self.total -= sum(first >= found.begin for first in self._counted)
+                counted = counted and (self._counted[-1:] != [begin] or begin < found.begin)
+            text, begin, self._counted = text[found.end :], 0, []
+            self.inside = not self.inside
+            if self.inside and text and not counted:
+                counted = True
+                self._counted.append(0)
+                self.total += 1
+        dropped = max(0, len(text) - self._kept)
+        self._tail = text[dropped:]
+        if self._counted:
+            self._counted = [first - dropped for first in self._counted if first >= dropped]
+
+
+class FoundMark(NamedTuple):
+    """The place of a mark in bytes."""
+
+    begin: int
+    end: int
+
+
+class Marks(NamedTuple):
+    """The marks that begin the reasoning, or end it."""
+
+    token_ids: frozenset[int]
+    texts: tuple[bytes, ...]
+
+    @classmethod
+    def of(cls, marks: Sequence[Mark]) -> Self:
+        return cls(
+            frozenset(mark.token_ids[0] for mark in marks if mark.exact),
+            tuple(mark.text.encode() for mark in marks if not mark.exact),
         )
-        return self._end[begun]
 
-    def _turn(self, inside: bool) -> None:
-        self.inside = inside
-        self._latest.clear()  # a delimiter takes no token of the other
+    def find(self, text: bytes, begin: int) -> FoundMark | None:
+        """Return the mark that is complete first, of those that end behind `begin`; of several the longest."""
+        found: FoundMark | None = None
+        for mark in self.texts:
+            place = text.find(mark, max(0, begin - len(mark) + 1))
+            one = FoundMark(place, place + len(mark))
+            if place >= 0 and (found is None or (one.end, one.begin) < (found.end, found.begin)):
+                found = one
+        return found
 
-    def _ends_with(self, delimiter: tuple[int, ...]) -> bool:
-        return tuple(self._latest)[len(self._latest) - len(delimiter) :] == delimiter
+
+def _prefixes(token_ids: Sequence[int], token_bytes: Sequence[bytes]) -> list[bytes]:
+    """Return the bytes of the first token, of the first two, and so on, without those of all."""
+    return [
+        b"".join(token_bytes[token_id] for token_id in token_ids[:length])
+        for length in range(1, len(token_ids))
+    ]
+
+
+def _mark(name: str, value: object) -> Mark:
+    if not isinstance(value, Mark):
+        valid.refuse_type(name, value, "Mark")
+    return value

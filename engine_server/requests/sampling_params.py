@@ -10,7 +10,7 @@ import msgspec
 from engine_server.contract.quoting import quote
 from engine_server.requests import validation as valid
 from engine_server.requests.errors import InvalidRequestError
-from engine_server.requests.reasoning import ReasoningBudget
+from engine_server.requests.reasoning import Reasoning
 from engine_server.requests.scheduler_stats import FinishReason
 from engine_server.requests.structured_outputs import StructuredOutputsParams
 from engine_server.requests.validation import MAX_INT32, MAX_UINT64, MIN_INT64
@@ -56,7 +56,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True)
     truncate_prompt_tokens: number of tokens to keep from the end of the prompt; -1: as many as fit.
     structured_outputs: a grammar for the output. The request ends where the grammar does, whatever min_tokens,
         ignore_eos, bad_words and allowed_token_ids are.
-    reasoning_budget: a limit of the reasoning; its delimiter is generated whatever the other parameters are.
+    reasoning: the delimiters of the output's reasoning, and its limit. A grammar begins where it ends, if each is one
+        token. Its end is generated whatever the other parameters are.
 
     Raises InvalidRequestError, which names the parameter.
     """
@@ -93,7 +94,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True)
     allowed_token_ids: list[int] | None = None
     extra_args: dict[str, Any] | None = None
     structured_outputs: StructuredOutputsParams | None = None
-    reasoning_budget: ReasoningBudget | None = None
+    reasoning: Reasoning | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     def __post_init__(self) -> None:
@@ -198,10 +199,10 @@ class SamplingParams(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True)
             if not isinstance(self.structured_outputs, StructuredOutputsParams):
                 valid.refuse_type("structured_outputs", self.structured_outputs, "StructuredOutputsParams")
             self.structured_outputs = msgspec.structs.replace(self.structured_outputs)  # checks it again
-        if self.reasoning_budget is not None:
-            if not isinstance(self.reasoning_budget, ReasoningBudget):
-                valid.refuse_type("reasoning_budget", self.reasoning_budget, "ReasoningBudget")
-            self.reasoning_budget = msgspec.structs.replace(self.reasoning_budget)  # checks it again
+        if self.reasoning is not None:
+            if not isinstance(self.reasoning, Reasoning):
+                valid.refuse_type("reasoning", self.reasoning, "Reasoning")
+            self.reasoning = msgspec.structs.replace(self.reasoning)  # checks it again
 
     def _check_combinations(self) -> None:
         if self.num_children < self.n:

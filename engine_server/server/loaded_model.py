@@ -89,7 +89,9 @@ def loaded_model(engine: AsyncLLMEngine, settings: ApiSettings, template: str | 
     file = settings.response_template
     adapters = ServedAdapters(engine, config.served_model_name)
     sampling_defaults = config.get_diff_sampling_param()
-    format = None if tokenizer is None else find_format(tokenizer, Path(file) if file else None)
+    format = None
+    if tokenizer is not None:
+        format = find_format(tokenizer, Path(file) if file else None, engine.token_bytes or ())
     return LoadedModel(
         engine=engine,
         settings=settings,

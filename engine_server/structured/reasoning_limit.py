@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Sequence
 
-from engine_server.requests.reasoning import ReasoningBudget, ReasoningTokens
+from engine_server.requests.reasoning import Reasoning, ReasoningTracker
 
 
 class ReasoningLimit:
@@ -12,11 +12,12 @@ class ReasoningLimit:
     It depends on the tokens alone, so that a resumed request has the same limit.
     """
 
-    def __init__(self, budget: ReasoningBudget, num_prompt: int) -> None:
-        """num_prompt: number of tokens before the output."""
-        self._budget = budget.tokens
+    def __init__(self, reasoning: Reasoning, token_bytes: Sequence[bytes], num_prompt: int) -> None:
+        """num_prompt: number of tokens before the output. The reasoning has a budget."""
+        assert reasoning.budget is not None
+        self._budget = reasoning.budget
         self._num_prompt = num_prompt
-        self._tokens = ReasoningTokens(budget.start, budget.end, budget.inside)
+        self._tokens = ReasoningTracker(reasoning, token_bytes)
         self._num_read = num_prompt
 
     def fork(self) -> "ReasoningLimit":

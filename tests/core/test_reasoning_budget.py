@@ -10,9 +10,10 @@ from speculating_engines import NGRAM, draft_always
 from tiers import tiered
 
 from engine_server import EngineArgs, LLMEngine, RequestOutput, SamplingParams, StructuredOutputsParams
-from engine_server.requests.reasoning import ReasoningBudget
+from engine_server.requests.reasoning import Mark, Reasoning
 
 START, END = [40, 41], [50, 51, 50, 52]
+OPEN, CLOSE = Mark("GH", START, exact=False), Mark("QRQS", END, exact=False)
 # A random model never writes the delimiters by itself.
 NEVER = dict.fromkeys([*START, *END], -100.0)
 PATTERN = r"(ab|ba|c[0-9]{2}){3,5};"
@@ -37,9 +38,9 @@ def make(model: Path, *, overlapped: bool = False, blocks: int = 80, **options: 
 
 
 def params(tokens: int = 7, inside: bool = True, **options: Any) -> SamplingParams:
-    budget = ReasoningBudget(tokens=tokens, start=START, end=END, inside=inside)
+    reasoning = Reasoning(start=[OPEN], end=[CLOSE], inside=inside, budget=tokens)
     defaults = {"max_tokens": 40, "logit_bias": NEVER, "ignore_eos": True}
-    return SamplingParams(**defaults | {"reasoning_budget": budget} | options)
+    return SamplingParams(**defaults | {"reasoning": reasoning} | options)
 
 
 def answers(engine: LLMEngine, finish) -> list[list[list[int]]]:
@@ -76,7 +77,7 @@ def test_grammar_begins_after_the_reasoning_that_was_ended(usual: LLMEngine, fin
 
 
 def test_answer_without_reasoning_is_not_limited(usual: LLMEngine, finish) -> None:
-    usual.add_request("free", PROMPT, params(0, inside=False, seed=1, reasoning_budget=None))
+    usual.add_request("free", PROMPT, params(0, inside=False, seed=1, reasoning=None))
     usual.add_request("limited", PROMPT, params(0, inside=False, seed=1))
     outputs = finish(usual)
     assert outputs["limited"].outputs[0].token_ids == outputs["free"].outputs[0].token_ids

@@ -55,20 +55,22 @@ class Grammars:
         # Rows of the requests that may ever be limited.
         self._limited = BatchCache(self._limited_rows)
         self._cache: GrammarCache | None = None
+        self._token_bytes: Sequence[bytes] = ()
         self._threads: LLExecutor | None = None
 
     def load(self, vocabulary: Vocabulary) -> None:
-        """Take the vocabulary, which requests with a grammar need."""
+        """Take the vocabulary, which requests with a grammar need, and those with reasoning between marks of text."""
         self._cache = GrammarCache(vocabulary)
+        self._token_bytes = vocabulary.tokens
         self._threads = LLExecutor(min(available_cpus(), MAX_THREADS))
 
     def open(self, request: Request) -> None:
         """Start to compile a request's grammar if it has one; the request runs once that is done."""
         if not isinstance(request, GenerationRequest):
             return
-        grammar, budget = request.params.structured_outputs, request.params.reasoning_budget
-        if budget is not None:
-            request.reasoning = ReasoningLimit(budget, request.num_prompt)
+        grammar, reasoning = request.params.structured_outputs, request.params.reasoning
+        if reasoning is not None and reasoning.budget is not None:
+            request.reasoning = ReasoningLimit(reasoning, self._token_bytes, request.num_prompt)
         if grammar is not None:
             assert self._cache is not None and grammar.grammar is not None
             compiled = self._cache.get(grammar.grammar)

@@ -213,8 +213,8 @@ class GenerationRequest(Request):
     def __post_init__(self) -> None:
         if self.params.needs_last_token:
             self.needs_last_token_from = 0
-        elif self.params.reasoning_budget is not None:  # the reasoning is no longer than the output
-            self.needs_last_token_from = self.params.reasoning_budget.tokens
+        elif (reasoning := self.params.reasoning) is not None and reasoning.budget is not None:
+            self.needs_last_token_from = reasoning.budget  # the reasoning is no longer than the output
 
     @property
     def last_result_launched(self) -> bool:

@@ -218,9 +218,8 @@ class Processor:
         self._check_token_ids(params.logit_bias or (), "logit_bias")
         if params.structured_outputs is not None:
             self._check_token_ids(params.structured_outputs.starts_after or (), "starts_after")
-        if params.reasoning_budget is not None:
-            delimiters = params.reasoning_budget.start + params.reasoning_budget.end
-            self._check_token_ids(delimiters, "reasoning_budget")
+        if params.reasoning is not None:
+            self._check_token_ids(params.reasoning.token_ids, "reasoning")
         for token_ids in params.bad_words_token_ids or ():
             self._check_token_ids(token_ids, "bad_words_token_ids")
         for path in params.logits_processors or ():

@@ -51,8 +51,8 @@ def with_reasoning_budget(
     """Return the parameters with the limit of this prompt's reasoning."""
     if style.reasoning_budget is None:
         return params
-    budget = format.reasoning_budget(style.reasoning_budget, prompt)
-    return params if budget is None else msgspec.structs.replace(params, reasoning_budget=budget)
+    reasoning = format.limited_reasoning(prompt, style.reasoning_budget)
+    return params if reasoning is None else msgspec.structs.replace(params, reasoning=reasoning)
 
 
 def with_grammar(format: ModelFormat, request: AnswerRequest, prompt: str) -> SamplingParams:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
@@ -15,7 +15,7 @@ import jinja2.meta
 import yaml
 from transformers.utils.chat_parsing.response_templates import ResponseTemplate, load_response_template
 
-from engine_server.requests.reasoning import ReasoningBudget
+from engine_server.requests.reasoning import Mark, Reasoning
 from engine_server.server.parsers.call_format import ReaderFactory, reader_factory
 from engine_server.server.parsers.regions import RegionScanner
 from engine_server.server.parsers.template_parser import REASONING_FIELDS, ParsedAnswer
@@ -50,9 +50,11 @@ class ModelFormat:
     # Special tokens in the template's delimiters, and without those of calls.
     marker_token_ids: tuple[int, ...] = ()
     text_marker_token_ids: tuple[int, ...] = ()
-    # Token ids of the delimiters of reasoning.
-    reasoning_start: tuple[int, ...] = ()
-    reasoning_end: tuple[int, ...] = ()
+    # The delimiters of reasoning.
+    reasoning_start: Mark | None = None
+    reasoning_end: Mark | None = None
+    # The bytes that each token adds to a text, which marks of text are found in.
+    token_bytes: Sequence[bytes] = field(default=(), repr=False)
 
     @property
     def calls_tools(self) -> bool:
@@ -101,31 +103,38 @@ class ModelFormat:
             prompt,
             {tool["function"]["name"]: argument_schemas(tool) for tool in tools or ()},
             short_call_ids=self.short_call_ids,
-            reasoning_start=self.reasoning_start,
-            reasoning_end=self.reasoning_end,
+            reasoning=self.reasoning(prompt),
+            token_bytes=self.token_bytes,
             **options,
         )
 
     @property
     def limits_reasoning(self) -> bool:
-        """True if the tokens are known that end the reasoning."""
-        return self.template is not None and bool(self.reasoning_end)
+        """True if the marks are known that end the reasoning."""
+        return self.template is not None and self.reasoning_end is not None
 
-    def reasoning_budget(self, tokens: int, prompt: str) -> ReasoningBudget | None:
-        """Return the limit of the reasoning of an answer to `prompt`; None if the prompt leaves no reasoning."""
-        end = self.reasoning_end_after(prompt)
-        if end is None or self.template is None:
+    def reasoning(self, prompt: str, budget: int | None = None) -> Reasoning | None:
+        """Return the reasoning of an answer to `prompt`, with a limit; None if the marks are not known."""
+        if self.template is None or self.reasoning_end is None:
+            return None
+        marks = [mark for mark in (self.reasoning_start, self.reasoning_end) if mark is not None]
+        if not self.token_bytes and not all(mark.exact for mark in marks):
             return None
         inside = RegionScanner(self.template, prompt).field in REASONING_FIELDS
-        return ReasoningBudget(tokens=tokens, start=list(self.reasoning_start), end=end, inside=inside)
+        return Reasoning(start=marks[:-1], end=marks[-1:], inside=inside, budget=budget)
+
+    def limited_reasoning(self, prompt: str, budget: int) -> Reasoning | None:
+        """Return the reasoning of an answer to `prompt`, with a limit; None if the prompt leaves no reasoning."""
+        return self.reasoning(prompt, budget) if self.reasoning_end_after(prompt) else None
 
     def reasoning_end_after(self, prompt: str) -> list[int] | None:
         """Return the tokens that end the reasoning of an answer to `prompt`; None if the prompt leaves no reasoning."""
-        if self.template is None or not self.reasoning_end:
+        if self.template is None or self.reasoning_end is None:
             return None
         scanner = RegionScanner(self.template, prompt)
         reasoned = any(event.field in REASONING_FIELDS for event in scanner.prefix_events)
-        return None if reasoned and scanner.field not in REASONING_FIELDS else list(self.reasoning_end)
+        closed = reasoned and scanner.field not in REASONING_FIELDS
+        return None if closed else list(self.reasoning_end.token_ids)
 
 
 def argument_schemas(tool: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -134,8 +143,11 @@ def argument_schemas(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     return properties if isinstance(properties, dict) else {}
 
 
-def find_format(tokenizer: Any, file: Path | None) -> ModelFormat:
-    """Return the format that `file` has, else the tokenizer's own, else ours. Raises ValueError for a bad template."""
+def find_format(tokenizer: Any, file: Path | None, token_bytes: Sequence[bytes] = ()) -> ModelFormat:
+    """Return the format that `file` has, else the tokenizer's own, else ours. Raises ValueError for a bad template.
+
+    token_bytes: the bytes that each token adds to a text, if they are known.
+    """
     chat_template = chat_template_text(tokenizer)
     takes_tools = "tools" in template_variables(chat_template)
     name, ours = our_format(chat_template, takes_tools)
@@ -164,8 +176,9 @@ def find_format(tokenizer: Any, file: Path | None) -> ModelFormat:
         object_arguments=takes_tools and needs_object_arguments(tokenizer),
         marker_token_ids=marker_tokens(tokenizer, template),
         text_marker_token_ids=marker_tokens(tokenizer, template and without_field(template, CALL_FIELD)),
-        reasoning_start=literal_tokens(tokenizer, reasoning.open_literals if reasoning else None),
-        reasoning_end=literal_tokens(tokenizer, reasoning.close_literals if reasoning else None),
+        reasoning_start=literal_mark(tokenizer, reasoning.open_literals if reasoning else None),
+        reasoning_end=literal_mark(tokenizer, reasoning.close_literals if reasoning else None),
+        token_bytes=token_bytes,
     )
 
 
@@ -281,8 +294,9 @@ def strings(value: Any) -> list[str]:
     return [text for item in values for text in strings(item)]
 
 
-def literal_tokens(tokenizer: Any, literals: Sequence[str] | None) -> tuple[int, ...]:
-    """Return the tokens of a delimiter; none for a pattern."""
+def literal_mark(tokenizer: Any, literals: Sequence[str] | None) -> Mark | None:
+    """Return the mark of a delimiter; None for a pattern."""
     if not literals:
-        return ()
-    return tuple(tokenizer(literals[0], add_special_tokens=False).input_ids)
+        return None
+    token_ids = list(tokenizer(literals[0], add_special_tokens=False).input_ids)
+    return Mark(literals[0], token_ids, exact=len(token_ids) == 1)

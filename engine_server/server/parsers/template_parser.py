@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from transformers.utils.chat_parsing.response_templates import ResponseTemplate
 
-from engine_server.requests.reasoning import ReasoningTokens
+from engine_server.requests.reasoning import Reasoning as ReasoningMarks
+from engine_server.requests.reasoning import ReasoningTracker
 from engine_server.server.generation.events import Part, Reasoning, Text, ToolCall
 from engine_server.server.generation.parts import join_parts
 from engine_server.server.parsers.call_events import (
@@ -45,9 +46,9 @@ class ParsedAnswer:
     whole: bool = False
     include_reasoning: bool = True
     short_call_ids: bool = False
-    # Token ids of the reasoning's delimiters.
-    reasoning_start: tuple[int, ...] = ()
-    reasoning_end: tuple[int, ...] = ()
+    # The reasoning's delimiters, if they are known.
+    reasoning: ReasoningMarks | None = None
+    token_bytes: Sequence[bytes] = ()
 
     def call_id(self, choice: int, index: int) -> str:
         digest = hashlib.blake2b(f"{self.answer_id}/{choice}/{index}".encode()).hexdigest()
@@ -87,9 +88,8 @@ class TemplateParser:
         for event in self._scanner.prefix_events:
             self._read(event)
         self._parts, self._space, self._reader = [], [], None
-        self._reasoning_tokens = ReasoningTokens(
-            answer.reasoning_start, answer.reasoning_end, self._scanner.field in REASONING_FIELDS
-        )
+        marks = answer.reasoning
+        self._tracker = None if marks is None else ReasoningTracker(marks, answer.token_bytes)
 
     def feed(self, text: str) -> list[Part]:
         return self._take(self._scanner.feed(text)) if text else []
@@ -107,7 +107,7 @@ class TemplateParser:
         return self._scanner.retained_characters + sum(map(len, held))
 
     def count_reasoning(self, token_ids: Sequence[int]) -> int:
-        return self._reasoning_tokens.count(token_ids)
+        return 0 if self._tracker is None else self._tracker.count(token_ids)
 
     def _take(self, events: list[Event]) -> list[Part]:
         for event in events:

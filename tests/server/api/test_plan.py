@@ -9,6 +9,7 @@ import pytest
 from server.parsers.recorded_answers import TOOLS, our_format
 
 import engine_server.server
+from engine_server.requests.reasoning import Mark
 from engine_server.requests.sampling_params import SamplingParams
 from engine_server.requests.structured_outputs import StructuredOutputsParams
 from engine_server.server.api.plan_answer import plan_answer
@@ -20,7 +21,7 @@ from engine_server.server.loaded_model import LoadedModel
 SOURCE = Path(engine_server.server.__file__).parent
 OPEN = {"prompt_token_ids": [1], "prompt": "<|im_start|>assistant\n<think>\n"}
 CLOSED = {"prompt_token_ids": [2], "prompt": "<|im_start|>assistant\n<think>\nEasy.\n</think>\n\n"}
-END = (7, 8)
+END = Mark("</think>", [7, 8], exact=False)
 
 
 def assigned_parameters(tree: ast.AST) -> list[int]:
@@ -83,7 +84,7 @@ def test_each_prompts_grammar_begins_after_its_own_reasoning(
     plan = plan_answer(model(), request(style, **parameters), prompts)
     grammars = [planned.params.structured_outputs for planned in plan.prompts]
     assert [grammar and grammar.starts_after for grammar in grammars] == [
-        list(END) if prompt is OPEN else None for prompt in prompts
+        END.token_ids if prompt is OPEN else None for prompt in prompts
     ]
 
 

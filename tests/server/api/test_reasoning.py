@@ -100,8 +100,8 @@ def test_grammar_of_each_conversation_of_a_batch_begins_where_its_own_reasoning_
 
 
 def budget_of(server: LocalServer) -> tuple[int, list[int], bool] | None:
-    budget = server.core.requests[-1].params.reasoning_budget
-    return budget and (budget.tokens, budget.end, budget.inside)
+    reasoning = server.core.requests[-1].params.reasoning
+    return reasoning and (reasoning.budget, reasoning.end[0].token_ids, reasoning.inside)
 
 
 LIMITS = [

@@ -9,6 +9,7 @@ from server.parsers.recorded_answers import FORMATS
 from transformers import AutoTokenizer
 
 from engine_server.models import resolve
+from engine_server.requests.reasoning import Mark
 from engine_server.server.api.read_request import with_tools as with_tools_of
 from engine_server.server.generation.prompts import ChatTurns
 from engine_server.server.parsers.model_format import find_format
@@ -77,7 +78,8 @@ def test_template_of_the_tokenizer_precedes_ours_and_a_file_precedes_both(
     assert own.template is not None
     assert list(own.template.fields) == ["thinking", "content"]
     assert own.marker_token_ids == tuple(tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"]))
-    assert (own.reasoning_start, own.reasoning_end) == ((1,), (2,))
+    assert own.reasoning_start == Mark("<|im_start|>", [1], exact=True)
+    assert own.reasoning_end == Mark("<|im_end|>", [2], exact=True)
     given = find_format(tokenizer, file)
     assert given.template is not None
     assert list(given.template.fields) == ["content", "reasoning"]
