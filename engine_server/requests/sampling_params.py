@@ -10,6 +10,7 @@ import msgspec
 from engine_server.contract.quoting import quote
 from engine_server.requests import validation as valid
 from engine_server.requests.errors import InvalidRequestError
+from engine_server.requests.marks import MAX_MARKS
 from engine_server.requests.reasoning import Reasoning
 from engine_server.requests.scheduler_stats import FinishReason
 from engine_server.requests.structured_outputs import StructuredOutputsParams
@@ -49,6 +50,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True)
     logprobs, prompt_logprobs: number of likeliest tokens to report at each position; -1: the whole vocabulary.
         EngineArgs.max_logprobs limits both. True is 1.
     flat_logprobs: return logprobs as one FlatLogprobs rather than a dict per position.
+    mark_token_ids: tokens that delimit parts of the output, special ones or not. The n-th is shown in the text as one
+        character, U+D800 + n, a lone surrogate that no decoded text contains.
     logit_bias: added to the logits of tokens. bad_words: texts that are never generated, at the start of a word or
         inside one; bad_words_token_ids are their tokens, filled in at admission.
     logits_processors: import paths among those of EngineArgs.logits_processors.
@@ -86,7 +89,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True)
     include_stop_str_in_output: bool = False
     detokenize: bool = True
     skip_special_tokens: bool = True
-    visible_special_token_ids: list[int] | None = None
+    mark_token_ids: list[int] | None = None
     spaces_between_special_tokens: bool = True
     logits_processors: list[str] | None = None
     truncate_prompt_tokens: int | None = None
@@ -156,9 +159,10 @@ class SamplingParams(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True)
         )
         self.detokenize = valid.flag("detokenize", self.detokenize)
         self.skip_special_tokens = valid.flag("skip_special_tokens", self.skip_special_tokens)
-        if self.visible_special_token_ids is not None:
-            name = "visible_special_token_ids"
-            self.visible_special_token_ids = valid.tokens(name, self.visible_special_token_ids)
+        if self.mark_token_ids is not None:
+            self.mark_token_ids = valid.tokens("mark_token_ids", self.mark_token_ids)
+            if len(self.mark_token_ids) > MAX_MARKS:
+                valid.refuse_value("mark_token_ids", self.mark_token_ids, f"at most {MAX_MARKS} tokens")
         self.spaces_between_special_tokens = valid.flag(
             "spaces_between_special_tokens", self.spaces_between_special_tokens
         )

@@ -214,6 +214,7 @@ class Processor:
 
     def _check_vocabulary(self, params: SamplingParams) -> None:
         self._check_token_ids(params.stop_token_ids or (), "stop_token_ids")
+        self._check_token_ids(params.mark_token_ids or (), "mark_token_ids")
         self._check_token_ids(params.allowed_token_ids or (), "allowed_token_ids")
         self._check_token_ids(params.logit_bias or (), "logit_bias")
         if params.structured_outputs is not None:

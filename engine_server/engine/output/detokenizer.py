@@ -22,7 +22,7 @@ class Detokenizer:
     ) -> None:
         """`stops`: the automaton of `params.stop_strings`, or None where there are none."""
         self._decoder = TokenDecoder(
-            tokenizer, prompt_token_ids, params.skip_special_tokens, params.visible_special_token_ids or ()
+            tokenizer, prompt_token_ids, params.skip_special_tokens, params.mark_token_ids or ()
         )
         self._matcher = StopMatcher(stops) if stops else None
         self._include_stop = params.include_stop_str_in_output

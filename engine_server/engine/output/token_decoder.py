@@ -1,9 +1,11 @@
 """Incremental decoding of token ids to text."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
+
+from engine_server.requests.marks import mark_character
 
 # Number of preceding tokens that new tokens' text may depend on, such as by a stripped leading space.
 CONTEXT = 6
@@ -26,12 +28,12 @@ class TokenDecoder:
         tokenizer: Tokenizer,
         prompt_token_ids: Sequence[int],
         skip_special_tokens: bool,
-        visible_special: Iterable[int] = (),
+        mark_token_ids: Sequence[int] = (),
     ) -> None:
-        """visible_special: special tokens that have text although special tokens are skipped."""
+        """mark_token_ids: tokens that `mark_character` stands for, by their index."""
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
-        self._visible = frozenset(visible_special if skip_special_tokens else ())
+        self._marks = {token_id: mark_character(index) for index, token_id in enumerate(mark_token_ids)}
         # Output tokens that have no text yet: bytes of an incomplete character.
         self._pending: list[int] = []
         self._context: list[int] = []
@@ -44,8 +46,8 @@ class TokenDecoder:
 
     def decode(self, token_id: int) -> str:
         """Return the text that a token completes, empty inside a character."""
-        if token_id in self._visible:
-            return self._restart_with(token_id)
+        if token_id in self._marks:
+            return self._restart_with(self._marks[token_id])
         self._pending.append(token_id)
         try:
             piece: str | None = self._stream.step(self._tokenizer, token_id)
@@ -104,9 +106,9 @@ class TokenDecoder:
         self._open([*context, *pending])
         return piece
 
-    def _restart_with(self, token_id: int) -> str:
-        """Return the pending text and that of a visible special token, and continue with a new stream."""
-        text = self.flush() + str(self._tokenizer.id_to_token(token_id))
+    def _restart_with(self, mark: str) -> str:
+        """Return the pending text and a mark's character, and continue with a new stream."""
+        text = self.flush() + mark
         self._open(self._context)
         return text
 

@@ -105,7 +105,7 @@ def sampling_params(
             parameters["seed"] = secrets.randbits(63)
         if body.answer_style is not None and model.format is not None:
             calls = body.answer_style.callable is not None
-            parameters["visible_special_token_ids"] = model.format.visible_tokens(calls)
+            parameters["mark_token_ids"] = list(model.format.markers_of(calls)) or None
         return SamplingParams(**parameters)
     except InvalidRequestError as error:
         raise refusal(error, body.engine_fields) from None

@@ -47,9 +47,9 @@ class ModelFormat:
     text_arguments: bool = False
     # It takes them as an object alone, and fails on text.
     object_arguments: bool = False
-    # Special tokens in the template's delimiters, and without those of calls.
-    marker_token_ids: tuple[int, ...] = ()
-    text_marker_token_ids: tuple[int, ...] = ()
+    # Special tokens in the template's delimiters, and without those of calls, with their texts.
+    markers: Mapping[int, str] = field(default_factory=dict)
+    text_markers: Mapping[int, str] = field(default_factory=dict)
     # The delimiters of reasoning.
     reasoning_start: Mark | None = None
     reasoning_end: Mark | None = None
@@ -79,11 +79,11 @@ class ModelFormat:
         """Return the template of an answer with or without calls, None where that is plain text."""
         return self.template if calls else self.without_calls
 
-    def visible_tokens(self, calls: bool) -> list[int] | None:
-        """Return the special tokens that an answer's text needs, None where it is plain text."""
+    def markers_of(self, calls: bool) -> Mapping[int, str]:
+        """Return the special tokens that an answer's text needs, with their texts; none where it is plain text."""
         if self.template_of(calls) is None:
-            return None
-        return list(self.marker_token_ids if calls else self.text_marker_token_ids)
+            return {}
+        return self.markers if calls else self.text_markers
 
     def answer(
         self, answer_id: str, prompt: str, tools: Sequence[Mapping[str, Any]] | None, **options: bool
@@ -103,6 +103,7 @@ class ModelFormat:
             prompt,
             {tool["function"]["name"]: argument_schemas(tool) for tool in tools or ()},
             short_call_ids=self.short_call_ids,
+            mark_texts=tuple(self.markers_of(tools is not None).values()),
             reasoning=self.reasoning(prompt),
             token_bytes=self.token_bytes,
             **options,
@@ -174,8 +175,8 @@ def find_format(tokenizer: Any, file: Path | None, token_bytes: Sequence[bytes] 
         takes_tools=takes_tools,
         text_arguments=takes_tools and needs_text_arguments(tokenizer),
         object_arguments=takes_tools and needs_object_arguments(tokenizer),
-        marker_token_ids=marker_tokens(tokenizer, template),
-        text_marker_token_ids=marker_tokens(tokenizer, template and without_field(template, CALL_FIELD)),
+        markers=marker_tokens(tokenizer, template),
+        text_markers=marker_tokens(tokenizer, template and without_field(template, CALL_FIELD)),
         reasoning_start=literal_mark(tokenizer, reasoning.open_literals if reasoning else None),
         reasoning_end=literal_mark(tokenizer, reasoning.close_literals if reasoning else None),
         token_bytes=token_bytes,
@@ -275,15 +276,17 @@ def bounded(field: Any) -> Any:
     return {**field, **patterns}
 
 
-def marker_tokens(tokenizer: Any, template: Any) -> tuple[int, ...]:
-    """Return the special tokens that a template's delimiters mention."""
+def marker_tokens(tokenizer: Any, template: Any) -> dict[int, str]:
+    """Return the special tokens that a template's delimiters mention, with their texts."""
     texts = [text.replace("\\", "") for text in strings(template)]
     specials = {
         token_id: token.content for token_id, token in tokenizer.added_tokens_decoder.items() if token.special
     }
-    return tuple(
-        sorted(token_id for token_id, content in specials.items() if any(content in text for text in texts))
-    )
+    return {
+        token_id: content
+        for token_id, content in sorted(specials.items())
+        if any(content in text for text in texts)
+    }
 
 
 def strings(value: Any) -> list[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from transformers.utils.chat_parsing.response_templates import ResponseTemplate
 
+from engine_server.requests.marks import mark_character
 from engine_server.requests.reasoning import Reasoning as ReasoningMarks
 from engine_server.requests.reasoning import ReasoningTracker
 from engine_server.server.generation.events import Part, Reasoning, Text, ToolCall
@@ -46,6 +47,8 @@ class ParsedAnswer:
     whole: bool = False
     include_reasoning: bool = True
     short_call_ids: bool = False
+    # The texts of the tokens that the engine shows as characters.
+    mark_texts: Sequence[str] = ()
     # The reasoning's delimiters, if they are known.
     reasoning: ReasoningMarks | None = None
     token_bytes: Sequence[bytes] = ()
@@ -88,11 +91,12 @@ class TemplateParser:
         for event in self._scanner.prefix_events:
             self._read(event)
         self._parts, self._space, self._reader = [], [], None
+        self._mark_texts = {ord(mark_character(index)): text for index, text in enumerate(answer.mark_texts)}
         marks = answer.reasoning
         self._tracker = None if marks is None else ReasoningTracker(marks, answer.token_bytes)
 
     def feed(self, text: str) -> list[Part]:
-        return self._take(self._scanner.feed(text)) if text else []
+        return self._take(self._scanner.feed(text.translate(self._mark_texts))) if text else []
 
     def end(self) -> list[Part]:
         parts = self._take(self._scanner.finish())

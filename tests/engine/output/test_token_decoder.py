@@ -10,6 +10,8 @@ from tokenizers import Tokenizer
 from engine_server.engine.output.detokenizer import Detokenizer
 from engine_server.engine.output.stop_matcher import StopAutomaton
 from engine_server.engine.output.token_decoder import MAX_PENDING, TokenDecoder
+from engine_server.requests.errors import InvalidRequestError
+from engine_server.requests.marks import MAX_MARKS, mark_character
 from engine_server.requests.sampling_params import SamplingParams
 
 UNFINISHED = "\ufffd"
@@ -107,11 +109,49 @@ def test_undecodable_tokens_are_decoded_a_bounded_number_of_times(byte_level: To
         assert decoder.num_pending <= MAX_PENDING
 
 
-def test_visible_special_token_has_text_although_special_tokens_are_skipped(byte_level: Tokenizer) -> None:
+def test_marks_are_shown_as_characters_whether_their_tokens_are_special_or_not(byte_level: Tokenizer) -> None:
     start, end = (byte_level.token_to_id(name) for name in ("<|im_start|>", "<|im_end|>"))
-    words = byte_level.encode("Hello world").ids
-    decoder = TokenDecoder(byte_level, [], skip_special_tokens=True, visible_special=[start])
-    text = (
-        "".join(decoder.decode(token_id) for token_id in [end, *words, start, *words, end]) + decoder.flush()
-    )
-    assert text == "Hello world<|im_start|>Hello world"
+    hello, world = byte_level.encode("Hello world").ids
+    decoder = TokenDecoder(byte_level, [], skip_special_tokens=True, mark_token_ids=[hello, start])
+    token_ids = [end, hello, world, start, world, end]
+    text = "".join(map(decoder.decode, token_ids)) + decoder.flush()
+    assert text == "\ud800 world\ud801 world"
+
+
+def test_other_special_tokens_have_text_beside_marks_if_they_are_not_skipped(byte_level: Tokenizer) -> None:
+    start, end = (byte_level.token_to_id(name) for name in ("<|im_start|>", "<|im_end|>"))
+    decoder = TokenDecoder(byte_level, [], skip_special_tokens=False, mark_token_ids=[start])
+    assert "".join(map(decoder.decode, [start, end])) == f"{mark_character(0)}<|im_end|>"
+
+
+@per_tokenizer
+@given(data=st.data())
+def test_marks_stay_at_the_places_of_their_tokens_however_the_output_is_divided(
+    any_tokenizer: Tokenizer, data: st.DataObject
+) -> None:
+    mark = any_tokenizer.get_vocab_size() - 1
+    pieces = data.draw(st.lists(st.sampled_from([["é"], ["ab"], [None]]), min_size=1, max_size=8))
+    token_ids: list[int] = []
+    for (text,) in pieces:
+        token_ids += [mark] if text is None else any_tokenizer.encode(text, add_special_tokens=False).ids
+    params = SamplingParams(mark_token_ids=[mark])
+    detokenizer, deltas = Detokenizer(any_tokenizer, [], params, None), []
+    for number, token_id in enumerate(token_ids, 1):
+        detokenizer.append([token_id], finished=number == len(token_ids))
+        deltas.append(detokenizer.take())
+    text = "".join(deltas)
+    assert text.count(mark_character(0)) == token_ids.count(mark)
+    for number in range(1, len(token_ids)):
+        resumed = Detokenizer(any_tokenizer, [], params, None)
+        resumed.append(token_ids[:number], finished=False)
+        assert resumed.take() == "".join(deltas[:number])
+
+
+def test_there_is_a_character_for_each_of_2048_marks() -> None:
+    characters = {mark_character(index) for index in range(MAX_MARKS)}
+    assert len(characters) == MAX_MARKS == 2048
+    assert all(0xD800 <= ord(one) <= 0xDFFF for one in characters)
+    with pytest.raises(ValueError, match="no mark 2048"):
+        mark_character(MAX_MARKS)
+    with pytest.raises(InvalidRequestError, match="at most 2048 tokens"):
+        SamplingParams(mark_token_ids=list(range(MAX_MARKS + 1)))

@@ -77,7 +77,8 @@ def test_template_of_the_tokenizer_precedes_ours_and_a_file_precedes_both(
     file.write_text("start_anchor: x\nfields: {content: {}, reasoning: {open: a, close: b}}\n")
     assert own.template is not None
     assert list(own.template.fields) == ["thinking", "content"]
-    assert own.marker_token_ids == tuple(tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"]))
+    names = ["<|im_start|>", "<|im_end|>"]
+    assert list(own.markers.items()) == list(zip(tokenizer.convert_tokens_to_ids(names), names, strict=True))
     assert own.reasoning_start == Mark("<|im_start|>", [1], exact=True)
     assert own.reasoning_end == Mark("<|im_end|>", [2], exact=True)
     given = find_format(tokenizer, file)
