@@ -38,6 +38,7 @@ from engine_server.requests.outputs import CompletionOutput, Output, PoolingRequ
 from engine_server.requests.pooling_params import PoolingParams
 from engine_server.requests.prompts import INPUT_REGISTRY, InputRegistry, PromptType
 from engine_server.requests.sampling_params import SamplingParams
+from engine_server.requests.stop_scope import StopScopeFactory
 from engine_server.requests.submission import Submission
 from engine_server.telemetry.engine_loggers import StatLoggers
 from engine_server.telemetry.loggers import StatLoggerBase
@@ -230,16 +231,18 @@ class AsyncLLM(CoreOperations):
         data_parallel_rank: int | None = None,
         *,
         caller: ReportedCaller | None = None,
+        stop_scope: StopScopeFactory | None = None,
     ) -> AsyncStream:
         """Queue a request and return the stream of its outputs. `arrival_time` is on the monotonic clock.
 
         data_parallel_rank: only None and 0 are allowed, since there is one replica.
+        stop_scope: says in which of the text stop strings are matched; None: in all of it.
         """
         refuse(data_parallel_rank=data_parallel_rank)
         return await self._submit(
             Submission(
                 request_key(request_id), one_prompt(prompt, None), params, arrival_time,
-                lora_request, trace_headers, prompt_adapter_request, priority, caller,
+                lora_request, trace_headers, prompt_adapter_request, priority, caller, stop_scope,
             )
         )  # fmt: skip
 

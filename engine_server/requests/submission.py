@@ -8,6 +8,7 @@ from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
 from engine_server.requests.pooling_params import PoolingParams
 from engine_server.requests.prompts import PromptType
 from engine_server.requests.sampling_params import SamplingParams
+from engine_server.requests.stop_scope import StopScopeFactory
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +28,5 @@ class Submission:
     priority: int = 0
     # Its share of the engine, its scope of cached prompts and, under the priority policy, its priority count.
     caller: ReportedCaller | None = None
+    # Says for each completion in which of its text stop strings are matched; None: in all of it.
+    stop_scope: StopScopeFactory | None = None

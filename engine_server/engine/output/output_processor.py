@@ -83,7 +83,8 @@ class OutputProcessor:
                 completion.logprobs = FlatLogprobs()
         if params.detokenize and self._tokenizer is not None:
             for completion in completions:
-                completion.detokenizer = Detokenizer(self._tokenizer, prompt_token_ids, params, stops)
+                scope = submission.stop_scope() if stops and submission.stop_scope else None
+                completion.detokenizer = Detokenizer(self._tokenizer, prompt_token_ids, params, stops, scope)
         converter = self._converter if params.detokenize else self._textless_converter
         state: RequestState
         if request.pooling is not None:

@@ -81,6 +81,10 @@ class StopMatcher:
         """The number of characters at the end of the text that may be the beginning of a stop string."""
         return self._automaton.partial[self._state]
 
+    def restart(self) -> None:
+        """Forget the text so far, of which no stop string is to have a part."""
+        self._state = 0
+
     def feed(self, piece: str) -> None:
         """Read text in which stop strings are not matched."""
         for character in piece:
