@@ -16,7 +16,8 @@ TOKEN_SECONDS = 0.01
 class Matcher:
     """A completion's position in its grammar, which moves with its tokens and never back; a fork moves along drafts.
 
-    Until the tokens `starts_after` have been generated, the grammar has not started and every token is allowed.
+    Until the tokens `starts_after` have been generated, or where `start_at` says so, the grammar has not started and
+    every token is allowed.
     """
 
     def __init__(
@@ -32,9 +33,10 @@ class Matcher:
         self._starts_after = list(starts_after or ())
         self._eos_token_ids = eos_token_ids
         self._num_prompt = self._num_read = num_prompt
-        self._started = not self._starts_after
+        # Index of the first token of the grammar; None: not yet.
+        self._start = None if self._starts_after else num_prompt
         self._ended = False
-        # None before the first `read`.
+        # None before the grammar has started.
         self._matcher: LLMatcher | None = None
 
     def fork(self) -> "Matcher":
@@ -52,17 +54,41 @@ class Matcher:
     @property
     def position(self) -> LLMatcher | None:
         """The library's matcher, if the grammar limits the next token."""
-        limits = self._started and not self._ended and self.error is None
+        limits = self._start is not None and not self._ended and self.error is None
         return self._matcher if limits else None
+
+    @property
+    def starts_after_tokens(self) -> bool:
+        """True if the grammar starts after `starts_after`."""
+        return bool(self._starts_after)
+
+    def may_begin_with(self, token_id: int) -> bool:
+        """Return True if a token may be the grammar's first, which must be compiled."""
+        return self._compiled.exception() is None and bool(
+            self._compiled.result().validate_tokens([token_id])
+        )
+
+    def start_at(self, index: int | None) -> None:
+        """Set the index of the grammar's first token, of prompt and output; None: it has not started.
+
+        A move of the start puts the matcher back to the grammar's beginning.
+        """
+        if index != self._start:
+            self._start, self._matcher, self._ended = index, None, False
+            self._num_read = self._num_read if index is None else index
 
     def read(self, token_ids: Sequence[int], end: int) -> None:
         """Move to the end of the first `end` tokens, of prompt and output. A failure is kept in `error`."""
         new = list(token_ids[self._num_read : end])
         self._num_read = end
-        if not self._started:
+        if self._start is None:
             new = self._find_start(token_ids, end - len(new), end)
         try:
-            self._consume(new)
+            compiled = self._compiled.result()
+            if self._start is not None:
+                if self._matcher is None:
+                    self._matcher = compiled.deep_copy()
+                self._consume(self._matcher, new)
         except Exception as error:
             self.error = self.error or str(error)
 
@@ -74,21 +100,21 @@ class Matcher:
     def _find_start(self, token_ids: Sequence[int], first: int, end: int) -> list[int]:
         """Look for the tokens that start the grammar, the last one from `first` on; return the tokens after them."""
         marker = self._starts_after
+        if not marker:
+            return []
         for position in range(max(first + 1, self._num_prompt + len(marker)), end + 1):
             if list(token_ids[position - len(marker) : position]) == marker:
-                self._started = True
+                self._start = position
                 return list(token_ids[position:end])
         return []
 
-    def _consume(self, token_ids: list[int]) -> None:
-        if self._matcher is None:
-            self._matcher = self._compiled.result().deep_copy()
+    def _consume(self, matcher: LLMatcher, token_ids: list[int]) -> None:
         ends = [index for index, token_id in enumerate(token_ids) if token_id in self._eos_token_ids]
-        if ends and self._started:
+        if ends:
             self._ended, token_ids = True, token_ids[: ends[0]]
         if token_ids:
             started = time.thread_time()
-            self._matcher.consume_tokens(token_ids)
+            matcher.consume_tokens(token_ids)
             if time.thread_time() - started > TOKEN_SECONDS * len(token_ids):
                 self.error = f"the grammar is too ambiguous: a token takes more than {TOKEN_SECONDS:g} s"
         self.check()

@@ -129,6 +129,8 @@ class Sampler:
         if adjusted:
             logits = logits.float()
             errors |= self._pipeline.apply(logits, adjusted)
+        if masks is not None:
+            self._pipeline.redirect(logits, masks)
         if rows is not None and values is None:
             values = self._values("processed", logits, rows, counts, sampling)
         with self._timer.measure():

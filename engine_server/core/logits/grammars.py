@@ -9,7 +9,7 @@ from llguidance import LLExecutor, LLMatcher
 
 from engine_server.core.logits.batch_cache import BatchCache
 from engine_server.core.logits.request_cache import RequestCache
-from engine_server.core.logits.token_masks import Bits, TokenMasks, bits_of, num_bytes
+from engine_server.core.logits.token_masks import Bits, Redirects, TokenMasks, bits_of, num_bytes
 from engine_server.core.scheduling.batch import Batch, Scheduled, sampled_part
 from engine_server.core.scheduling.request import GenerationRequest, Request
 from engine_server.modeling.platform.cpu_quota import available_cpus
@@ -17,7 +17,7 @@ from engine_server.modeling.platform.interface import Platform
 from engine_server.requests.messages import Vocabulary
 from engine_server.structured.grammar_cache import GrammarCache
 from engine_server.structured.matcher import Matcher
-from engine_server.structured.reasoning_limit import ReasoningLimit
+from engine_server.structured.reasoning_position import ReasoningPosition
 
 # Maximum number of threads that fill masks.
 MAX_THREADS = 8
@@ -69,13 +69,19 @@ class Grammars:
         if not isinstance(request, GenerationRequest):
             return
         grammar, reasoning = request.params.structured_outputs, request.params.reasoning
-        if reasoning is not None and reasoning.budget is not None:
-            request.reasoning = ReasoningLimit(reasoning, self._token_bytes, request.num_prompt)
+        may_begin_with = None
         if grammar is not None:
             assert self._cache is not None and grammar.grammar is not None
             compiled = self._cache.get(grammar.grammar)
-            request.matcher = Matcher(
+            matcher = request.matcher = Matcher(
                 compiled, grammar.starts_after, frozenset(self._eos_token_ids), request.num_prompt
+            )
+            # Where marks are text, the reasoning is a part of the grammar.
+            if reasoning is not None and reasoning.exact and not matcher.starts_after_tokens:
+                may_begin_with = matcher.may_begin_with
+        if reasoning is not None and (reasoning.budget is not None or may_begin_with is not None):
+            request.reasoning = ReasoningPosition(
+                reasoning, self._token_bytes, request.num_prompt, may_begin_with
             )
 
     def fill(self, batch: Batch) -> TokenMasks | None:
@@ -85,8 +91,9 @@ class Grammars:
         """
         masked: list[MaskedRow] = []
         errors: dict[int, str] = {}
+        redirects = Redirects([], [], self._eos_token_ids)
         matcher: Matcher | None = None
-        reasoning: ReasoningLimit | None = None
+        reasoning: ReasoningPosition | None = None
         previous: Request | None = None
         sampling = sampled_part(batch)
         for row in self._limited.get(sampling):
@@ -101,24 +108,41 @@ class Grammars:
                 reasoning = reasoning and reasoning.fork()
             if rules is not None and not rules.apply_to(scheduled.output_index):
                 rules = None
+            forced = self._read(scheduled, matcher, reasoning)
+            position = None
             if matcher is not None:
-                matcher.read(scheduled.request.token_ids, scheduled.end)
+                position = matcher.position
                 if matcher.error is not None:
                     errors[row] = matcher.error
-            position = matcher.position if matcher is not None else None
-            if reasoning is not None and position is None:  # a grammar begins after the reasoning
-                only = reasoning.read(scheduled.request.token_ids, scheduled.end)
-                rules = rules if only is None else self._only(only)
-            if rules is not None or position is not None:
-                masked.append(MaskedRow(row, scheduled, rules, matcher, position))
-        if not masked and not errors:
+            openings: list[int] = []
+            if reasoning is not None:
+                openings = reasoning.openings
+                if forced is None and (closing := reasoning.closing) is not None:
+                    redirects.rows.append(row)
+                    redirects.targets.append(closing)
+            if rules is not None or position is not None or forced is not None:
+                masked.append(MaskedRow(row, scheduled, rules, matcher, position, openings, forced))
+        if not masked and not errors and not redirects.rows:
             return None
         bits = np.full((len(masked), self._size), 255, np.uint8)
         self._match(masked, bits, errors)
         for own, one in zip(bits, masked, strict=True):
-            if one.rules is not None:
-                self._restrict(own, one, one.rules)
-        return TokenMasks([one.row for one in masked], self._platform.to_device(bits), errors)
+            self._restrict(own, one)
+        return TokenMasks([one.row for one in masked], self._platform.to_device(bits), errors, redirects)
+
+    def _read(
+        self, scheduled: Scheduled, matcher: Matcher | None, reasoning: ReasoningPosition | None
+    ) -> int | None:
+        """Move along a request's tokens; return the only token that its reasoning allows next, if that is spent."""
+        token_ids, end = scheduled.request.token_ids, scheduled.end
+        forced = None if reasoning is None else reasoning.read(token_ids, end)
+        if matcher is not None:
+            if reasoning is not None and reasoning.gates:
+                matcher.start_at(reasoning.grammar_start)
+            matcher.read(token_ids, end)
+            if matcher.starts_after_tokens and matcher.position is not None:
+                return None  # the grammar begins after the reasoning
+        return forced
 
     def _limited_rows(self, sampling: Batch) -> list[int]:
         return [
@@ -145,9 +169,18 @@ class Grammars:
                 if one.matcher.error is not None:
                     errors[one.row] = one.matcher.error
 
-    def _restrict(self, bits: Bits, masked: "MaskedRow", rules: Rules) -> None:
-        """Clear the bits of tokens that a request's other parameters exclude."""
-        scheduled, position = masked.scheduled, masked.position
+    def _restrict(self, bits: Bits, masked: "MaskedRow") -> None:
+        """Change a row's bits from the tokens that its grammar allows to those that may be drawn."""
+        scheduled, position, rules = masked.scheduled, masked.position, masked.rules
+        if masked.openings:
+            bits |= bits_of(masked.openings, self._size)
+        if masked.forced is not None:
+            forced = bits_of([masked.forced], self._size)
+            if (bits & forced).any():  # else the grammar is past its reasoning
+                bits[:] = forced
+                return
+        if rules is None:
+            return
         ends = bits & self._ends
         early = scheduled.output_index < rules.min_tokens
         bits &= rules.before_min_tokens if early else rules.allowed
@@ -157,11 +190,6 @@ class Grammars:
                 bits[token_id >> 3] &= ~np.uint8(1 << (token_id & 7))
         if position is not None and not bits.any():  # then the grammar may only end
             bits[:] = ends
-
-    def _only(self, token_id: int) -> Rules:
-        """Return the rules that allow one token."""
-        bits = bits_of([token_id], self._size)
-        return Rules(bits, bits, 0, True, {})
 
     def _build(self, request: GenerationRequest) -> Rules | None:
         """Return None for a request that may always draw any token."""
@@ -191,6 +219,10 @@ class MaskedRow(NamedTuple):
     matcher: Matcher | None
     # The matcher's position, if its grammar limits the next token.
     position: LLMatcher | None
+    # Tokens that begin the reasoning, and may be drawn whatever the grammar allows.
+    openings: list[int]
+    # The only token that may be drawn, unless the grammar excludes it.
+    forced: int | None
 
 
 def continuations(phrases: dict[int, list[tuple[list[int], int]]], output: list[int]) -> list[int]:

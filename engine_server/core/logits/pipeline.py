@@ -18,6 +18,7 @@ class LogitsPipeline:
 
     def __init__(self, processors: Sequence[LogitsProcessor], platform: Platform) -> None:
         self._processors = processors
+        self._platform = platform
         self._blocked = BlockedTokens(platform)
         self._selected = RequestCache(self._select)
         self._needed = BatchCache(self._select_rows)
@@ -45,6 +46,10 @@ class LogitsPipeline:
             if own:
                 errors |= processor.apply(logits, own)
         return errors
+
+    def redirect(self, logits: Tensor, masks: TokenMasks) -> None:
+        """Move the probability of ends in logits [n, vocabulary] in place, after all processors."""
+        masks.redirects.apply(logits, self._platform)
 
     def run_largest(self, logits: Tensor) -> None:
         """Change float32 logits [n, vocabulary] by each processor as for the requests that take the most memory."""

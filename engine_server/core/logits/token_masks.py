@@ -25,6 +25,27 @@ def bits_of(token_ids: list[int], size: int) -> Bits:
     return bits
 
 
+class Redirects(NamedTuple):
+    """Rows in which the tokens that end an output are not drawn: their probability goes to another token."""
+
+    # Indexes among the rows that sample.
+    rows: list[int]
+    # For each of them the token that gets the probability.
+    targets: list[int]
+    # The tokens that end an output.
+    ends: list[int]
+
+    def apply(self, logits: Tensor, platform: Platform) -> None:
+        """Change logits [n, vocabulary] in place."""
+        if not self.rows:
+            return
+        columns = [[target, *self.ends] for target in self.targets]
+        rows, tokens = platform.to_device(self.rows)[:, None], platform.to_device(columns)
+        merged = torch.logsumexp(logits[rows, tokens].float(), 1, keepdim=True).to(logits.dtype)
+        logits[rows, tokens[:, 1:]] = -torch.inf
+        logits[rows, tokens[:, :1]] = merged
+
+
 class TokenMasks(NamedTuple):
     """A step's constraints on the tokens that it samples."""
 
@@ -34,6 +55,8 @@ class TokenMasks(NamedTuple):
     bits: Tensor
     # By index among the rows that sample.
     errors: dict[int, str]
+    # They apply to what processors make of the logits.
+    redirects: Redirects
 
     def apply(self, logits: Tensor, blocked: "BlockedTokens") -> None:
         """Set the logits [n, vocabulary] of other tokens to minus infinity, in place."""

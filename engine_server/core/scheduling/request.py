@@ -15,7 +15,7 @@ from engine_server.requests.messages import AddRequest, RawTensor, RequestStep, 
 from engine_server.requests.pooling_params import PoolingParams
 from engine_server.requests.sampling_params import SamplingParams
 from engine_server.structured.matcher import Matcher
-from engine_server.structured.reasoning_limit import ReasoningLimit
+from engine_server.structured.reasoning_position import ReasoningPosition
 
 # Token id of virtual tokens, whose embeddings are a prompt adapter's.
 VIRTUAL = 0
@@ -207,8 +207,8 @@ class GenerationRequest(Request):
     num_ranked: int = 0
     # The position in the grammar of the output, if it has one.
     matcher: Matcher | None = None
-    # The position in the reasoning of the output, if that is limited.
-    reasoning: ReasoningLimit | None = None
+    # The position in the reasoning of the output, if that is limited or a grammar begins where it ends.
+    reasoning: ReasoningPosition | None = None
 
     def __post_init__(self) -> None:
         if self.params.needs_last_token:
