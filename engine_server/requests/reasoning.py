@@ -113,11 +113,9 @@ class ReasoningTracker:
         # The bytes since the latest mark that may begin the next one, and where tokens that were counted begin in them.
         self._tail = b""
         self._counted: list[int] = []
-        self._kept = max(
-            [len(mark) for marks in (self._starts, self._ends) for mark in marks.texts]
-            + [len(prefix) for prefix in self._forced_bytes],
-            default=0,
-        )
+        texts = [*self._starts.texts, *self._ends.texts, *self._forced_bytes]
+        self._kept = max(map(len, texts), default=0)
+        self._first_bytes = frozenset(text[0] for text in texts if text)
 
     def copy(self) -> Self:
         """Return a tracker at the same position, whose moves don't change this one."""
@@ -152,6 +150,9 @@ class ReasoningTracker:
 
     def _read_text(self, added: bytes) -> None:
         """Move by the bytes of a token, in which marks may begin and end."""
+        if not self._tail and self._first_bytes.isdisjoint(added):
+            self.total += self.inside
+            return
         begin, counted = len(self._tail), self.inside
         text = self._tail + added
         self.total += counted
@@ -169,7 +170,9 @@ class ReasoningTracker:
                 self.total += 1
         dropped = max(0, len(text) - self._kept)
         self._tail = text[dropped:]
-        if self._counted:
+        if self._first_bytes.isdisjoint(self._tail):
+            self._tail, self._counted = b"", []
+        elif self._counted:
             self._counted = [first - dropped for first in self._counted if first >= dropped]
 
 

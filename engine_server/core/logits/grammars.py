@@ -117,7 +117,8 @@ class Grammars:
             openings: list[int] = []
             if reasoning is not None:
                 openings = reasoning.openings
-                if forced is None and (closing := reasoning.closing) is not None:
+                closing = reasoning.closing
+                if forced is None and closing is not None and closing not in self._eos_token_ids:
                     redirects.rows.append(row)
                     redirects.targets.append(closing)
             if rules is not None or position is not None or forced is not None:

@@ -30,7 +30,7 @@ class Redirects(NamedTuple):
 
     # Indexes among the rows that sample.
     rows: list[int]
-    # For each of them the token that gets the probability.
+    # For each of them the token that gets the probability, none of `ends`.
     targets: list[int]
     # The tokens that end an output.
     ends: list[int]
@@ -39,11 +39,14 @@ class Redirects(NamedTuple):
         """Change logits [n, vocabulary] in place."""
         if not self.rows:
             return
-        columns = [[target, *self.ends] for target in self.targets]
+        columns = np.empty((len(self.rows), 1 + len(self.ends)), np.int64)
+        columns[:, 0], columns[:, 1:] = self.targets, self.ends
         rows, tokens = platform.to_device(self.rows)[:, None], platform.to_device(columns)
-        merged = torch.logsumexp(logits[rows, tokens].float(), 1, keepdim=True).to(logits.dtype)
-        logits[rows, tokens[:, 1:]] = -torch.inf
-        logits[rows, tokens[:, :1]] = merged
+        values = logits[rows, tokens]
+        merged = torch.logsumexp(values.float(), 1)
+        values.fill_(-torch.inf)
+        values[:, 0] = merged
+        logits[rows, tokens] = values
 
 
 class TokenMasks(NamedTuple):
