@@ -35,9 +35,14 @@ class Compiler:
             tokens, n_vocab=len(vocabulary.tokens), eos_token=list(vocabulary.eos_token_ids)
         )
 
-    def compile(self, lark: str) -> LLMatcher:
-        """Return a matcher at the start of a grammar; its copies share the compiled grammar. Raises GrammarError."""
-        matcher = LLMatcher(self._tokenizer, LLMatcher.grammar_from_lark(lark), log_level=0, limits=LIMITS)
+    def compile(self, grammar: str) -> LLMatcher:
+        """Return a matcher at the start of a grammar; its copies share the compiled grammar. Raises GrammarError.
+
+        grammar: Lark's text, or llguidance's list of grammars as JSON.
+        """
+        if not grammar.startswith("{"):
+            grammar = LLMatcher.grammar_from_lark(grammar)
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
         if not matcher.is_error():
             matcher.compute_bitmask()  # finds grammars that no text matches
         if matcher.is_error():

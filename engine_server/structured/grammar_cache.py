@@ -24,21 +24,21 @@ class GrammarCache:
         thread = threading.Thread(target=self._compile_all, name="grammars", daemon=True)
         start_with_stack(thread, STACK_BYTES)
 
-    def get(self, lark: str) -> Future[LLMatcher]:
+    def get(self, grammar: str) -> Future[LLMatcher]:
         """Return a grammar's matcher at its start, of which each completion takes a copy."""
-        compiled = self._compiled.get(lark)
+        compiled = self._compiled.get(grammar)
         if compiled is None:
-            compiled = self._compiled[lark] = Future()
-            self._queue.put((lark, compiled))
-        self._compiled.move_to_end(lark)
+            compiled = self._compiled[grammar] = Future()
+            self._queue.put((grammar, compiled))
+        self._compiled.move_to_end(grammar)
         if len(self._compiled) > MAX_GRAMMARS:
             self._compiled.popitem(last=False)
         return compiled
 
     def _compile_all(self) -> None:
         while True:
-            lark, compiled = self._queue.get()
+            grammar, compiled = self._queue.get()
             try:
-                compiled.set_result(self._compiler.compile(lark))
+                compiled.set_result(self._compiler.compile(grammar))
             except Exception as error:
                 compiled.set_exception(error)
