@@ -58,6 +58,8 @@ def _of_response_format(value: object) -> StructuredOutputsParams | None:
         )
     if kind == "text":
         return None
+    if kind == "json_object" and isinstance(value.get("schema"), dict):  # llama.cpp's form of a schema
+        return _grammar("response_format", json=value["schema"])
     if kind == "json_object":
         return _grammar("response_format", json_object=True)
     if kind == "structural_tag":
