@@ -9,6 +9,13 @@ from engine_server.structured.schemas.errors import SchemaError
 from engine_server.structured.schemas.keywords import FORMATS, TYPES
 from engine_server.structured.schemas.values import json_type
 
+# Keywords that are finished together.
+VALUES = frozenset({"enum", "const"})
+NUMBERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
+STRINGS = frozenset({"format", "minLength", "maxLength"})
+ARRAYS = frozenset({"items", "additionalItems", "minItems", "maxItems"})
+OBJECTS = frozenset({"required", "properties", "minProperties", "maxProperties"})
+UNIONS = frozenset({"anyOf", "oneOf", "allOf"})
 # The largest bound of a number.
 MAX_NUMBER = 1e18
 # Keywords that join a schema with others.
@@ -29,12 +36,16 @@ class Node:
     def finish(self) -> None:
         """Check the keywords that are left, and write them as the grammar takes them. Raises SchemaError."""
         self._finish_types()
-        self._finish_values()
-        self._finish_number()
-        self._finish_string()
-        self._finish_array()
-        self._finish_object()
-        self._finish_unions()
+        for names, finish in (
+            (VALUES, self._finish_values),
+            (NUMBERS, self._finish_number),
+            (STRINGS, self._finish_string),
+            (ARRAYS, self._finish_array),
+            (OBJECTS, self._finish_object),
+            (UNIONS, self._finish_unions),
+        ):
+            if not names.isdisjoint(self.keywords):
+                finish()
 
     def schema(self) -> dict[str, Any]:
         """Return the schema, which allows null besides if it is OpenAPI's `nullable`."""

@@ -208,6 +208,42 @@ ZOD_4: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
+# Arguments of every kind, each of which is required.
+PLACE = {
+    "type": "object",
+    "properties": {"x": {"type": "integer"}},
+    "required": ["x"],
+    "additionalProperties": False,
+}
+LOOP = {"anyOf": [{"type": "null"}, {"type": "array", "items": {"$ref": "#/$defs/Loop"}, "maxItems": 2}]}
+TEXT = {"type": "string"}
+KINDS: dict[str, Any] = {
+    "length": {**TEXT, "minLength": 2, "maxLength": 4},
+    "optional": {"anyOf": [{**TEXT, "maxLength": 3}, {"type": "null"}]},
+    "nullable": {**TEXT, "nullable": True},
+    "listed with null": {"enum": ["x", "y<", None]},
+    "typeless numbers": {"enum": [1, 2.5]},
+    "constant": {"const": "z"},
+    "reference": {"$ref": "#/$defs/Place"},
+    "recursion": {"$ref": "#/$defs/Loop"},
+    "pattern": {**TEXT, "pattern": "b|^c+$", "minLength": 2, "maxLength": 9},
+    "pattern with the mark": {**TEXT, "pattern": "^<[a-c]+>$"},
+    "text or number": {"type": ["string", "integer"], "maximum": 5},
+    "listed or boolean": {"anyOf": [{"enum": ["u", "v"]}, {"type": "boolean"}]},
+    "two lengths": {"allOf": [{**TEXT, "minLength": 1}, {"maxLength": 2}]},
+    "text or object": {"oneOf": [{**TEXT, "maxLength": 2}, PLACE]},
+    "list": {"type": "array", "items": {**TEXT, "maxLength": 2}, "maxItems": 2},
+    "anything": {},
+    "hinted": {"properties": {"a": {"type": "null"}}, "additionalProperties": False},
+}
+ARGUMENTS: dict[str, Any] = {
+    "type": "object",
+    "$defs": {"Place": PLACE, "Loop": LOOP},
+    "properties": {**KINDS, "child": {"$ref": "#"}},
+    "required": list(KINDS),
+    "additionalProperties": False,
+}
+
 # By server and tool.
 MCP: dict[str, dict[str, dict[str, Any]]] = json.loads((Path(__file__).parent / "mcp_tools.json").read_text())
 MCP_TOOLS = {f"{server}.{name}": schema for server, tools in MCP.items() for name, schema in tools.items()}
@@ -216,4 +252,4 @@ LIBRARIES = {
     **{f"zod 3 {name}": schema for name, schema in ZOD_3.items()},
     **{f"zod 4 {name}": schema for name, schema in ZOD_4.items()},
 }
-ALL = LIBRARIES | MCP_TOOLS
+ALL = LIBRARIES | MCP_TOOLS | {"arguments": ARGUMENTS}

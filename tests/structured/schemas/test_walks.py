@@ -25,6 +25,7 @@ DEFAULT = (
     "zod 4 account",
     "zod 4 result",
     "filesystem.edit_file",
+    "arguments",
 )
 FORMS = ("hermes", "qwen3_coder")
 # Walks of a schema in the next tier, as a form and in each form of calls.
