@@ -15,8 +15,8 @@ MAX_NAMED = 16
 # Characters of HEADER's value.
 MAX_HEADER = 1000
 NOT_IN_A_NAME = re.compile(r"[^\w.:/+-]", re.ASCII)
-# The number of a tool in a path.
-TOOL_NUMBER = re.compile(r"^tools\.\d+(\.tools\.\d+)?")
+# The number of a tool in the path of a part of it.
+TOOL_NUMBER = re.compile(r"^tools\.\d+(\.tools\.\d+)?(?=\.(?!tools\.\d+$))")
 # A client that invents names can't fill the log or the memory.
 MAX_NAMES = 100
 MAX_NAME_LENGTH = 64
