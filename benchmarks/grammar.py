@@ -18,7 +18,7 @@ from engine_server import EngineArgs, LLMEngine, SamplingParams, StructuredOutpu
 from engine_server.core.logits.grammars import Grammars
 from engine_server.engine.input.tokenizer import model_vocabulary
 from engine_server.structured.compiler import Compiler
-from engine_server.structured.description import lark_grammar
+from engine_server.structured.description import grammar_text
 
 PROMPT = 32
 
@@ -60,7 +60,7 @@ def compile_ms(engine: LLMEngine) -> float:
     assert vocabulary is not None
     compiler, seconds = Compiler(vocabulary), []
     for number in range(50):
-        lark = lark_grammar(schema(number), {})
+        lark = grammar_text(schema(number), {})
         started = time.perf_counter()
         compiler.compile(lark)
         seconds.append(time.perf_counter() - started)

@@ -26,6 +26,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, tag=True, omit_defau
     whitespace_pattern: regular expression of the whitespace between two tokens of JSON.
     disable_additional_properties: allow no properties in objects but those that the schema names.
     disable_fallback: accepted as in vLLM; there is a single implementation, so it changes nothing.
+    form: a grammar that `grammar` refers to as @form, each with names of its own. The server sets it.
     starts_after: tokens that end the reasoning before the constrained part; until they have been generated, every
         token is allowed.
 
@@ -42,6 +43,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, tag=True, omit_defau
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
+    form: "StructuredOutputsParams | None" = None
     starts_after: list[int] | None = None
 
     def __post_init__(self) -> None:
@@ -52,6 +54,8 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, tag=True, omit_defau
                 f"{', '.join(KINDS)}",
                 "structured_outputs",
             )
+        if self.form is not None and self.grammar is None:
+            raise InvalidRequestError(f"form takes effect with grammar, not with {given[0]}", "form")
         self._check_kind()
         self._check_options(given[0])
         if self.starts_after is not None:

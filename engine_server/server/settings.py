@@ -49,6 +49,9 @@ class ApiSettings:
     strict_tools: bool = argument(
         False, "refuse requests with tools of types that are not known, in place of leaving the tools out"
     )
+    strict_schemas: bool = argument(
+        False, "refuse schemas with parts that can't be enforced, in place of ignoring these parts"
+    )
     enable_tokenizer_info_endpoint: bool = argument(
         False, "publish the tokenizer's settings and chat template at /tokenizer_info"
     )

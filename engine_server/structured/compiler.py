@@ -1,6 +1,7 @@
 """Compilation of grammars by llguidance."""
 
 import threading
+from collections.abc import Sequence
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
@@ -24,6 +25,9 @@ LIMITS = LLParserLimits(
 
 # Tokens of an output that a trial generates.
 WALKED_TOKENS = 8
+# Tokens that are read between two masks. The work on new states is limited between two masks; this many of the longest
+# tokens stay below the limit.
+TOKENS_OF_A_MASK = 32
 
 
 class Compiler:
@@ -35,9 +39,14 @@ class Compiler:
             tokens, n_vocab=len(vocabulary.tokens), eos_token=list(vocabulary.eos_token_ids)
         )
 
-    def compile(self, lark: str) -> LLMatcher:
-        """Return a matcher at the start of a grammar; its copies share the compiled grammar. Raises GrammarError."""
-        matcher = LLMatcher(self._tokenizer, LLMatcher.grammar_from_lark(lark), log_level=0, limits=LIMITS)
+    def compile(self, grammar: str) -> LLMatcher:
+        """Return a matcher at the start of a grammar; its copies share the compiled grammar. Raises GrammarError.
+
+        grammar: Lark's text, or llguidance's list of grammars as JSON.
+        """
+        if not grammar.startswith("{"):
+            grammar = LLMatcher.grammar_from_lark(grammar)
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
         if not matcher.is_error():
             matcher.compute_bitmask()  # finds grammars that no text matches
         if matcher.is_error():
@@ -54,6 +63,14 @@ class Compiler:
             matcher.consume_token((bits & -bits).bit_length() - 1)  # the lowest of the allowed tokens
         if matcher.is_error():
             raise GrammarError(matcher.get_error())
+
+
+def consume(matcher: LLMatcher, token_ids: Sequence[int]) -> None:
+    """Move a matcher along any number of tokens. A failure is kept in the matcher."""
+    for first in range(0, len(token_ids), TOKENS_OF_A_MASK):
+        if first:
+            matcher.compute_bitmask()
+        matcher.consume_tokens(list(token_ids[first : first + TOKENS_OF_A_MASK]))
 
 
 class Tokens:

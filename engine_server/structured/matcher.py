@@ -7,6 +7,7 @@ from concurrent.futures import Future
 
 from llguidance import LLMatcher
 
+from engine_server.structured.compiler import consume
 from engine_server.structured.errors import GrammarError
 
 # CPU time to move by one token; usually it takes a few microseconds, and a mask a few times as long.
@@ -114,7 +115,7 @@ class Matcher:
             self._ended, token_ids = True, token_ids[: ends[0]]
         if token_ids:
             started = time.thread_time()
-            matcher.consume_tokens(token_ids)
+            consume(matcher, token_ids)
             if time.thread_time() - started > TOKEN_SECONDS * len(token_ids):
                 self.error = f"the grammar is too ambiguous: a token takes more than {TOKEN_SECONDS:g} s"
         self.check()

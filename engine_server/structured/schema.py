@@ -12,6 +12,9 @@ from engine_server.structured.name_patterns import without_closed_patterns
 # The whitespace between two tokens of JSON. The limit keeps a model from generating nothing else.
 WHITESPACE = r"[ \t\n\r]{1,40}"
 
+# Levels that the server puts around the schemas of a request: definitions, and structural tags of tools' calls.
+ADDED_DEPTH = 8
+
 
 def json_rule(schema: object, options: Mapping[str, Any] | None = None) -> str:
     """Return the body of a Lark rule that matches JSON values of a schema.
@@ -20,9 +23,13 @@ def json_rule(schema: object, options: Mapping[str, Any] | None = None) -> str:
     """
     if not isinstance(schema, dict):
         raise GrammarError("a JSON schema is an object")
+    return unmended_json_rule(without_closed_patterns(schema), options)
+
+
+def unmended_json_rule(schema: Mapping[str, Any], options: Mapping[str, Any] | None = None) -> str:
+    """Return the body of a rule without compiling anything."""
     chosen = {"coerce_one_of": True, **(options or {"whitespace_pattern": WHITESPACE})}
-    mended = without_closed_patterns(schema)
-    return "%json " + msgspec.json.encode({**mended, "x-guidance": chosen}).decode()
+    return "%json " + msgspec.json.encode({**schema, "x-guidance": chosen}).decode()
 
 
 def parse_json(text: str, name: str) -> Any:
@@ -34,7 +41,7 @@ def parse_json(text: str, name: str) -> Any:
     level, depth = [value], 0
     while level := [child for one in level for child in children(one)]:
         depth += 1
-        if depth > SCHEMA_DEPTH.limit:
+        if depth > SCHEMA_DEPTH.limit + ADDED_DEPTH:
             raise GrammarError(f"{name} is nested deeper than {SCHEMA_DEPTH.limit} {SCHEMA_DEPTH.things}")
     return value
 

@@ -21,7 +21,7 @@ from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.messages import Vocabulary
 from engine_server.requests.structured_outputs import StructuredOutputsParams
 from engine_server.structured.compiler import TRIAL_STACK_BYTES, Compiler, start_with_stack
-from engine_server.structured.description import lark_grammar
+from engine_server.structured.description import grammar_text
 from engine_server.structured.errors import GrammarError
 
 # CPU time to translate and compile a grammar.
@@ -42,17 +42,17 @@ class Trial(msgspec.Struct, array_like=True):
 
 
 class Verdict(msgspec.Struct, array_like=True):
-    """The grammar in Lark's syntax, or the reason why it can't be used."""
+    """The grammar as `Compiler.compile` takes it, or the reason why it can't be used."""
 
     number: int
-    lark: str | None = None
+    text: str | None = None
     error: str | None = None
 
     def grammar(self) -> str:
         """Return the grammar. Raises InvalidRequestError."""
-        if self.lark is None:
+        if self.text is None:
             raise InvalidRequestError(str(self.error), "structured_outputs")
-        return self.lark
+        return self.text
 
 
 class Fork(NamedTuple):
@@ -143,10 +143,10 @@ class Trials:
 
         def compile_grammar() -> None:
             try:
-                verdict.lark = lark_grammar(trial.params, self._special)
-                self._compiler.walk(self._compiler.compile(verdict.lark))
+                verdict.text = grammar_text(trial.params, self._special)
+                self._compiler.walk(self._compiler.compile(verdict.text))
             except GrammarError as error:
-                verdict.lark, verdict.error = None, str(error)
+                verdict.text, verdict.error = None, str(error)
 
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # of a crash
         limit_memory(TRIAL_STACK_BYTES + BYTES)
@@ -155,7 +155,7 @@ class Trials:
         start_with_stack(thread, TRIAL_STACK_BYTES)
         thread.join()
         signal.setitimer(signal.ITIMER_PROF, 0)
-        if verdict.lark is None and verdict.error is None:
+        if verdict.text is None and verdict.error is None:
             verdict.error = "the grammar can't be compiled"
         return verdict
 

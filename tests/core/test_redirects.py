@@ -14,7 +14,7 @@ from engine_server.core.scheduling.request import GenerationRequest, Request
 from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.requests.messages import AddRequest
 from engine_server.requests.reasoning import Mark, Reasoning
-from engine_server.structured.description import lark_grammar
+from engine_server.structured.description import grammar_text
 
 CLOSE = 20
 REASONING = Reasoning(end=[Mark("x", [CLOSE], exact=True)], inside=True)
@@ -59,7 +59,7 @@ def grammars() -> Grammars:
 
 def opened(grammars: Grammars, output: list[int], **options: object) -> list[Scheduled]:
     """Return a batch of a request that continues these tokens, whose grammar is compiled."""
-    form = StructuredOutputsParams(grammar=lark_grammar(StructuredOutputsParams(regex="(ab)+"), {}))
+    form = StructuredOutputsParams(grammar=grammar_text(StructuredOutputsParams(regex="(ab)+"), {}))
     params = SamplingParams(seed=1, structured_outputs=form, **options)  # type: ignore[arg-type]
     message = AddRequest(["r"], [9, *output], params, 40, 0.0, num_resumed=len(output))
     (request,) = Request.from_message(message)

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from engine_server.requests.structured_outputs import StructuredOutputsParams
 from engine_server.structured.compiler import Compiler
-from engine_server.structured.description import lark_grammar
+from engine_server.structured.description import grammar_text
 from engine_server.structured.errors import GrammarError
 from engine_server.structured.matcher import Matcher
 
@@ -41,7 +41,7 @@ def allowed(position: LLMatcher) -> list[int]:
 
 def matcher(kind: str, params: StructuredOutputsParams) -> Matcher:
     compiled: Future[LLMatcher] = Future()
-    compiled.set_result(COMPILERS[kind].compile(lark_grammar(params, {})))
+    compiled.set_result(COMPILERS[kind].compile(grammar_text(params, {})))
     return Matcher(compiled, params.starts_after, [EOS], num_prompt=1)
 
 
@@ -191,4 +191,4 @@ def test_pattern_of_names_that_a_joined_schema_declares_is_refused() -> None:
     closed = {"patternProperties": {"^a$": INTEGER}, "additionalProperties": False}
     schema = {"type": "object", "allOf": [{"properties": {"a": INTEGER}}, closed]}
     with pytest.raises(GrammarError, match=r"'\^a\$' matches only names .* declare them in this object"):
-        lark_grammar(StructuredOutputsParams(json=schema), {})
+        grammar_text(StructuredOutputsParams(json=schema), {})

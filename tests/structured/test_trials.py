@@ -66,6 +66,7 @@ GOOD = {
     "Lark": {"grammar": 'start: "a" /[0-9]+/'},
     "GBNF": {"grammar": 'root ::= "a" item+\nitem ::= [0-9] | "x"'},
     "oneOf": {"json": {"oneOf": [{"type": "integer"}, {"type": "string"}]}},
+    "form": {"grammar": 'start: "<" @form', "form": StructuredOutputsParams(regex="[a-z]+")},
     "10,000 values": {"json": {"enum": [f"value {number}" for number in range(10_000)]}},
     "recursive schema": {"json": RECURSIVE},
     "older structural tag": {"structural_tag": json.dumps(OLDER_TAG)},

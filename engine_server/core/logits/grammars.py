@@ -127,6 +127,8 @@ class Grammars:
             return None
         bits = np.full((len(masked), self._size), 255, np.uint8)
         self._match(masked, bits, errors)
+        for row in errors:
+            self._discard(sampling[row].request)
         for own, one in zip(bits, masked, strict=True):
             self._restrict(own, one)
         return TokenMasks([one.row for one in masked], self._platform.to_device(bits), errors, redirects)
@@ -191,6 +193,13 @@ class Grammars:
                 bits[token_id >> 3] &= ~np.uint8(1 << (token_id & 7))
         if position is not None and not bits.any():  # then the grammar may only end
             bits[:] = ends
+
+    def _discard(self, request: Request) -> None:
+        """Have a grammar that failed compiled anew for the next request with it."""
+        assert isinstance(request, GenerationRequest) and self._cache is not None
+        grammar = request.params.structured_outputs
+        assert grammar is not None and grammar.grammar is not None
+        self._cache.discard(grammar.grammar)
 
     def _build(self, request: GenerationRequest) -> Rules | None:
         """Return None for a request that may always draw any token."""

@@ -255,6 +255,20 @@ class GenerationRequest(ApiRequest):
         return requested_grammar({**fields, "response_format": self.response_form})
 
     @property
+    def form_path(self) -> str:
+        """The path of the schema of the answer's form, if it has one."""
+        field = self.grammar.field if self.grammar else ""
+        if field == "structured_outputs":
+            return f"{field}.json"
+        if field != "response_format":
+            return field
+        own = self.engine_fields["structured_outputs"]
+        if own != field:
+            return f"{own}.schema"
+        form = self.response_form
+        return f"{own}.schema" if form["type"] == "json_object" else f"{own}.json_schema.schema"
+
+    @property
     def response_form(self) -> Any:
         """The form of the answer's text, as the chat API's response_format."""
         return self.response_format

@@ -12,7 +12,11 @@ logger = logging.getLogger(__name__)
 # Of an answer: what its request had that was left out or has no effect, as FIELD (TYPE) with commas between.
 HEADER = "X-Fairlead-Ignored"
 MAX_NAMED = 16
+# Characters of HEADER's value.
+MAX_HEADER = 1000
 NOT_IN_A_NAME = re.compile(r"[^\w.:/+-]", re.ASCII)
+# The number of a tool in the path of a part of it.
+TOOL_NUMBER = re.compile(r"^tools\.\d+(\.tools\.\d+)?(?=\.(?!tools\.\d+$))")
 # A client that invents names can't fill the log or the memory.
 MAX_NAMES = 100
 MAX_NAME_LENGTH = 64
@@ -44,14 +48,35 @@ ignored_types = IgnoredNames("part of type")
 
 
 class IgnoredPart(NamedTuple):
-    """A part of a request that is left out of the prompt."""
+    """A part of a request that is left out of the prompt, or not enforced."""
 
-    # The path in the body.
+    # The path in the body, which may have names that the client chose.
     field: str
     type: str
 
+    @property
+    def path(self) -> str:
+        """The path as headers and errors have it; a long one without its middle."""
+        half = (MAX_NAME_LENGTH - len(CUT)) // 2
+        whole = len(self.field) <= MAX_NAME_LENGTH
+        return cleaned(self.field if whole else self.field[:half] + CUT + self.field[-half:])
+
+    @property
+    def kind(self) -> tuple[str, str]:
+        """What is equal for equal parts of different tools."""
+        return TOOL_NUMBER.sub("tools", self.field), self.type
+
     def __str__(self) -> str:
-        return f"{self.field} ({NOT_IN_A_NAME.sub('_', self.type[:MAX_NAME_LENGTH])})"
+        return f"{self.path} ({cleaned(self.type)})"
+
+
+# In place of the middle of a path.
+CUT = ".."
+
+
+def cleaned(name: str) -> str:
+    """Return a client's name for a header or a line of text."""
+    return NOT_IN_A_NAME.sub("_", name[:MAX_NAME_LENGTH])
 
 
 class IgnoredTool(BaseModel):
@@ -72,8 +97,11 @@ def ignored_tools(tools: Sequence[object]) -> list[IgnoredPart]:
 
 
 def header_value(parts: Sequence[IgnoredPart]) -> str:
-    """Return the value of HEADER, which names the first parts."""
-    named = [str(part) for part in parts[:MAX_NAMED]]
-    if len(parts) > MAX_NAMED:
-        named.append(f"and {len(parts) - MAX_NAMED} more")
+    """Return the value of HEADER, which names the first parts. Equal parts of many tools count as one."""
+    different = [str(part) for part in {part.kind: part for part in reversed(parts)}.values()][::-1]
+    named = different[:MAX_NAMED]
+    while len(", ".join(named)) > MAX_HEADER:
+        named.pop()
+    if len(different) > len(named):
+        named.append(f"and {len(different) - len(named)} more")
     return ", ".join(named)

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from engine_server.contract.continuation import StreamTerms, TokenReport
 from engine_server.contract.errors import ErrorCode
 from engine_server.contract.headers import REPORT_TOKENS, STREAM
@@ -20,6 +22,7 @@ from engine_server.server.api.continuation import check_settings, refuse_continu
 from engine_server.server.api.deadline import deadline
 from engine_server.server.api.ignored import IgnoredPart, ignored_types
 from engine_server.server.api.models import served_model
+from engine_server.server.api.schemas import request_schemas
 from engine_server.server.generation.plan import AnswerIdentity, AnswerRequest
 from engine_server.server.generation.prompts import ChatSource, ChatTurns, PromptSource
 from engine_server.server.http.errors import ApiError, refusal
@@ -45,10 +48,12 @@ def read_request(model: LoadedModel, body: GenerationRequest, headers: Mapping[s
     if style is not None and model.format is not None:
         check_tools(model.format, style, searches=beams is not None)
     check_reasoning_budget(model.format, body)
+    schemas = request_schemas(body, model.settings.strict_schemas)
     source = prompt_source(model, body, served.context)
     # Another engine can continue a stream of one sampled choice.
     continuable = body.streams and len(source) == 1 and beams is None and not body.prompt_only
     params = sampling_params(model, body, headers, resume, draws_seed=continuable and reports_tokens(headers))
+    params = msgspec.structs.replace(params, structured_outputs=schemas.form)
     continuable = continuable and params.num_children == 1
     if resume is not None and not continuable:
         raise refuse_continuation()
@@ -69,7 +74,7 @@ def read_request(model: LoadedModel, body: GenerationRequest, headers: Mapping[s
         source=source,
         params=params,
         beams=beams,
-        style=style,
+        style=schemas.style,
         streams=body.streams,
         prompt_only=body.prompt_only,
         priority=body.priority or 0,
@@ -132,7 +137,8 @@ def prompt_source(model: LoadedModel, body: GenerationRequest, context: int) -> 
 def ignored_parts(model: LoadedModel, body: GenerationRequest) -> list[IgnoredPart]:
     """Return what is left out of the prompt, or has no effect on this model."""
     hints = () if limits_reasoning(model.format) else body.reasoning_hints
-    return [*body.ignored, *hints]
+    relaxed = request_schemas(body, model.settings.strict_schemas).relaxed
+    return [*body.ignored, *hints, *relaxed]
 
 
 def check_ignored(model: LoadedModel, body: GenerationRequest) -> None:

@@ -17,7 +17,7 @@ from engine_server.engine.input.tokenizer import encode_texts
 from engine_server.server.api import openapi
 from engine_server.server.api.chat.input import ChatInput
 from engine_server.server.api.chat.messages import media_in
-from engine_server.server.api.chat.tools import Tools, known_tools, tool_use
+from engine_server.server.api.chat.tools import Tools, tool_use, tools_by_path
 from engine_server.server.api.content import MediaUse
 from engine_server.server.api.generation_request import ApiRequest, parse_request
 from engine_server.server.api.ignored import IgnoredPart, ignored_tools
@@ -127,7 +127,7 @@ def chat_turns(model: LoadedModel, request: TokenizeRequest) -> ChatTurns:
     turns = request.turns(model.settings, open_answer=True)
     if model.format is None:
         return turns
-    return with_tools(turns, model.format, tool_use(known_tools(request.tools or ()), None, None))
+    return with_tools(turns, model.format, tool_use(tools_by_path(request.tools or ()), None, None))
 
 
 async def detokenize(model: LoadedModel, request: DetokenizeRequest) -> Detokenized:

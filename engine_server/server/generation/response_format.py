@@ -16,6 +16,8 @@ GUIDED = {
     "guided_whitespace_pattern": "whitespace_pattern",
 }
 FIELDS = ("response_format", "structured_outputs", *GUIDED)
+# The parameters that the server sets itself.
+INTERNAL = ("form", "starts_after")
 RESPONSE_FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 
 
@@ -56,6 +58,8 @@ def _of_response_format(value: object) -> StructuredOutputsParams | None:
         )
     if kind == "text":
         return None
+    if kind == "json_object" and isinstance(value.get("schema"), dict):  # llama.cpp's form of a schema
+        return _grammar("response_format", json=value["schema"])
     if kind == "json_object":
         return _grammar("response_format", json_object=True)
     if kind == "structural_tag":
@@ -76,7 +80,7 @@ def _of_parameters(value: object) -> StructuredOutputsParams | None:
     if not isinstance(value, dict):
         raise InvalidRequestError("structured_outputs takes an object", "structured_outputs")
     given = {name: own for name, own in value.items() if own is not None}
-    allowed = [name for name in StructuredOutputsParams.__struct_fields__ if name != "starts_after"]
+    allowed = [name for name in StructuredOutputsParams.__struct_fields__ if name not in INTERNAL]
     unknown = [name for name in given if name not in allowed]
     if unknown:
         raise InvalidRequestError(

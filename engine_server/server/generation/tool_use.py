@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,10 @@ class ToolUse:
     name: str | None = None
     # The answer may have several calls.
     parallel: bool = True
+    # The paths of the definitions' parameters in the body.
+    paths: Sequence[str] = ()
+    # Schemas that a grammar can enforce, by path; None: the definitions' own.
+    schemas: Mapping[str, Any] | None = None
 
     @property
     def callable(self) -> list[dict[str, Any]]:
@@ -39,6 +46,12 @@ class ToolUse:
         if self.choice == "none":
             return []
         return [tool for tool in self.definitions if self.name in (None, tool["function"]["name"])]
+
+    def schema(self, tool: dict[str, Any]) -> Any:
+        """Return the schema of a tool's arguments as a grammar can enforce it; any object where it can't."""
+        if self.schemas is None:
+            return tool["function"].get("parameters") or ANY_OBJECT
+        return self.schemas.get(self.paths[self.definitions.index(tool)], ANY_OBJECT)
 
     @property
     def validated(self) -> bool:

@@ -20,9 +20,10 @@ from engine_server.server.parsers.json_calls import JsonArguments, JsonCalls
 from engine_server.server.parsers.json_dialect import DialectReader
 from engine_server.server.parsers.json_text import is_json_object, to_json
 from engine_server.server.parsers.xml_arguments import XmlArguments, argument_template
+from engine_server.structured.schemas.arguments import NO_TYPES, ArgumentTypes
 
-# The schemas of each tool's arguments, by the tool's name and the argument's.
-Properties = Mapping[str, Mapping[str, Any]]
+# What the arguments of each tool may be, by the tool's name.
+Properties = Mapping[str, ArgumentTypes]
 # Makes the reader of a region from the groups of its delimiter.
 ReaderFactory = Callable[[Mapping[str, str], Properties], CallReader]
 
@@ -46,7 +47,7 @@ def reader_factory(field: ResponseTemplateField) -> ReaderFactory:
         template = argument_template(field.content_args["tag_pattern"]) if plain else None
         if template is not None:
             return lambda captures, properties: XmlArguments(
-                captures["name"].strip(), template, properties.get(captures["name"].strip(), {})
+                captures["name"].strip(), template, properties.get(captures["name"].strip(), NO_TYPES)
             )
     return lambda captures, properties: WholeCalls(field, captures)
 

@@ -84,7 +84,7 @@ class JsonValue:
 
 def is_json_object(text: str) -> bool:
     try:
-        msgspec.json.decode(text, type=dict)
+        msgspec.json.decode(text, type=dict[str, msgspec.Raw])  # numbers may be too large for a float
     except (msgspec.DecodeError, ValueError, RecursionError):
         return False
     return True

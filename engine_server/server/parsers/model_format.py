@@ -20,6 +20,7 @@ from engine_server.server.parsers.call_format import ReaderFactory, reader_facto
 from engine_server.server.parsers.regions import RegionScanner
 from engine_server.server.parsers.template_parser import REASONING_FIELDS, ParsedAnswer
 from engine_server.server.parsers.tool_grammar import CallForm
+from engine_server.structured.schemas.arguments import ArgumentTypes
 
 TEMPLATES = "response_templates.yaml"
 # The format of models whose chat template takes no tools: they are described in the system's message.
@@ -101,7 +102,10 @@ class ModelFormat:
             {} if tools is None else self.readers,
             answer_id,
             prompt,
-            {tool["function"]["name"]: argument_schemas(tool) for tool in tools or ()},
+            {
+                tool["function"]["name"]: ArgumentTypes(tool["function"].get("parameters"))
+                for tool in tools or ()
+            },
             short_call_ids=self.short_call_ids,
             mark_texts=tuple(self.markers_of(tools is not None).values()),
             reasoning=self.reasoning(prompt),
@@ -136,12 +140,6 @@ class ModelFormat:
         reasoned = any(event.field in REASONING_FIELDS for event in scanner.prefix_events)
         closed = reasoned and scanner.field not in REASONING_FIELDS
         return None if closed else list(self.reasoning_end.token_ids)
-
-
-def argument_schemas(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the schemas of a tool's arguments by name."""
-    properties = (tool["function"].get("parameters") or {}).get("properties")
-    return properties if isinstance(properties, dict) else {}
 
 
 def find_format(tokenizer: Any, file: Path | None, token_bytes: Sequence[bytes] = ()) -> ModelFormat:

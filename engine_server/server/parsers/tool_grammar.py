@@ -6,17 +6,15 @@ of Lark's syntax.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from engine_server.requests.structured_outputs import StructuredOutputsParams
-from engine_server.server.generation.tool_use import ToolUse
-
-ANY_OBJECT: dict[str, Any] = {"type": "object"}
+from engine_server.server.generation.tool_use import ANY_OBJECT, ToolUse
+from engine_server.server.parsers.tag_grammar import tagged_calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +41,9 @@ def call_grammar(
     if form.tag is not None:
         if use.choice != "required":
             return None
-        grammar = tagged_calls(form, form.tag, use.callable, several=use.parallel and use.name is None)
+        schemas = {tool["function"]["name"]: use.schema(tool) for tool in use.callable}
+        several = use.parallel and use.name is None
+        grammar = tagged_calls(form.text, form.tag, form.separator if several else None, schemas)
         return StructuredOutputsParams(grammar=grammar, starts_after=reasoning_end)
     format = demanded_calls(form, use) if use.choice == "required" else text_with_calls(form, use)
     tag = msgspec.json.encode({"type": "structural_tag", "format": format}).decode()
@@ -56,7 +56,7 @@ def demanded_calls(form: CallForm, use: ToolUse) -> dict[str, Any]:
     return {
         "type": "tags_with_separator",
         "separator": form.separator,
-        "tags": call_tags(form, use.callable, alone),
+        "tags": call_tags(form, {tool["function"]["name"]: use.schema(tool) for tool in use.callable}, alone),
         "at_least_one": True,
         "stop_after_first": alone,
     }
@@ -65,76 +65,28 @@ def demanded_calls(form: CallForm, use: ToolUse) -> dict[str, Any]:
 def text_with_calls(form: CallForm, use: ToolUse) -> dict[str, Any]:
     """Return the format of text with any number of calls: the text with which calls begin always starts one."""
     # A tool that isn't strict has any arguments.
-    tools = [
-        tool if tool in use.strict else {"function": {"name": tool["function"]["name"]}}
+    schemas = {
+        tool["function"]["name"]: use.schema(tool) if tool in use.strict else ANY_OBJECT
         for tool in use.callable
-    ]
+    }
     return {
         "type": "triggered_tags",
         "triggers": [form.before + form.text.partition("NAME")[0]],
-        "tags": call_tags(form, tools, alone=True),
+        "tags": call_tags(form, schemas, alone=True),
         "stop_after_first": not use.parallel,
     }
 
 
-def call_tags(form: CallForm, tools: Sequence[dict[str, Any]], alone: bool) -> list[dict[str, Any]]:
-    """Return the tag of each tool's call. alone: with the text before and after all calls of an answer."""
+def call_tags(form: CallForm, schemas: Mapping[str, Any], alone: bool) -> list[dict[str, Any]]:
+    """Return the tag of each tool's call. alone: with the text before and after all calls of an answer.
+
+    schemas: of the arguments, by the tools' names.
+    """
     tags = []
-    for tool in tools:
-        function = tool["function"]
-        begin, _, end = form.text.replace("NAME", function["name"], 1).partition("ARGUMENTS")
+    for name, schema in schemas.items():
+        begin, _, end = form.text.replace("NAME", name, 1).partition("ARGUMENTS")
         if alone:
             begin, end = form.before + begin, end + form.after
-        schema = function.get("parameters") or ANY_OBJECT
         content = {"type": "json_schema", "json_schema": schema}
         tags.append({"type": "tag", "begin": begin, "content": content, "end": end})
     return tags
-
-
-def tagged_calls(form: CallForm, tag: str, tools: Sequence[dict[str, Any]], several: bool) -> str:
-    """Return the grammar of at least one call. tag: the form of one argument, with KEY and VALUE."""
-    names = [f"call_{number}" for number in range(len(tools))]
-    more = f" ({quoted(form.separator)} call)*" if several else ""
-    rules = [f"start: call{more}", f"call: {' | '.join(names)}", r"TEXT: /(.|\n)*/"]
-    for name, tool in zip(names, tools, strict=True):
-        rules += call_rules(name, form.text, tag, tool["function"])
-    return "\n".join(rules)
-
-
-def call_rules(name: str, text: str, tag: str, function: dict[str, Any]) -> list[str]:
-    """Return the rules of one tool's call: its arguments in the order of the schema."""
-    parameters = function.get("parameters") or {}
-    begin, _, end = text.replace("NAME", function["name"], 1).partition("ARGUMENTS")
-    parts, rules = [quoted(begin)], []
-    for number, (key, schema) in enumerate((parameters.get("properties") or {}).items()):
-        argument = f"{name}_{number}"
-        parts.append(argument if key in (parameters.get("required") or []) else f"{argument}?")
-        opening, _, closing = tag.replace("KEY", key, 1).partition("VALUE")
-        if is_free_text(schema):
-            # A lazy rule ends at the first occurrence of the closing tag.
-            rules.append(f"{argument}: {quoted(opening)} {argument}_text")
-            rules.append(f"{argument}_text[lazy]: TEXT {quoted(closing)}")
-        else:
-            rules.append(f"{argument}: {quoted(opening)} {value_rule(schema)} {quoted(closing)}")
-    return [f"{name}: {' '.join([*parts, quoted(end)])}", *rules]
-
-
-def is_free_text(schema: Any) -> bool:
-    return (
-        isinstance(schema, dict) and schema.get("type") == "string" and not {"enum", "const"} & schema.keys()
-    )
-
-
-def value_rule(schema: Any) -> str:
-    """Return the rule of a value: texts are written without quotes, other values as JSON."""
-    values = (
-        schema.get("enum", [schema["const"]] if "const" in schema else []) if isinstance(schema, dict) else []
-    )
-    if values and all(isinstance(value, str) for value in values):
-        return f"({' | '.join(quoted(value) for value in values)})"
-    return f"%json {json.dumps(schema)}"
-
-
-def quoted(text: str) -> str:
-    """Return a literal of Lark."""
-    return json.dumps(text, ensure_ascii=False)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
 
 from transformers.utils.chat_parsing.response_templates import ResponseTemplate, load_response_template
 
@@ -17,6 +15,9 @@ from engine_server.server.parsers.call_events import (
 )
 from engine_server.server.parsers.json_text import escape
 from engine_server.server.parsers.regions import Body, Closed, Opened, RegionScanner
+from engine_server.structured.schemas.arguments import ArgumentTypes
+from engine_server.structured.schemas.meaning import Allowed
+from engine_server.structured.schemas.values import json_type
 
 # The group of a tag's pattern that matches the argument's value.
 VALUE = r"(?P<value>.*?)"
@@ -35,16 +36,17 @@ def argument_template(tag_pattern: str) -> ResponseTemplate | None:
 class XmlArguments:
     """Reads a region of tags. Strings are passed on as they arrive, other values at their end.
 
-    properties: the schemas of the tool's arguments by name.
+    types: what the tool's arguments may be.
     """
 
-    def __init__(self, name: str, template: ResponseTemplate, properties: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, template: ResponseTemplate, types: ArgumentTypes) -> None:
         self._name = name
-        self._properties = properties
+        self._types = types
         self._tags = RegionScanner(template)
         self._started = False
         self._first = True
-        self._types: list[str] = []
+        # Of the latest argument.
+        self._allowed = Allowed()
         self._value: list[str] = []
         self._open = False
 
@@ -69,7 +71,7 @@ class XmlArguments:
             match tag:
                 case Opened(captures={"key": key}):
                     self._open = True
-                    self._types = schema_types(self._properties.get(key.strip()))
+                    self._allowed = self._types.get(key.strip())
                     pieces.append(
                         ("{" if self._first else ", ") + json.dumps(key.strip(), ensure_ascii=False)
                     )
@@ -81,57 +83,32 @@ class XmlArguments:
                     self._value.append(text)
                 case Closed(text=text) if text:
                     self._open = False
-                    pieces.append('"' if self._streams else convert("".join(self._value), self._types))
+                    pieces.append('"' if self._streams else convert("".join(self._value), self._allowed))
                     self._value = []
         return [ArgumentText("".join(pieces))] if pieces else []
 
     @property
     def _streams(self) -> bool:
-        return self._types == ["string"]
+        return self._allowed.types == {"string"}
 
 
-def schema_types(schema: object) -> list[str]:
-    """Return the types that a schema allows; a string where it doesn't say."""
-    types: list[str] = []
-    if isinstance(schema, dict):
-        declared = schema.get("type")
-        types += [declared] if isinstance(declared, str) else declared if isinstance(declared, list) else []
-        for union in ("anyOf", "oneOf"):
-            for choice in schema.get(union) or []:
-                types += schema_types(choice)
-    return types or ["string"]
-
-
-def convert(text: str, types: list[str]) -> str:
-    """Return an argument's text as JSON: the value that it spells if the schema allows that, else a string."""
+def convert(text: str, allowed: Allowed) -> str:
+    """Return an argument's text as JSON: the value that it spells if its schema allows that, else a string."""
     try:
         value = json.loads(text.strip(), parse_constant=refuse_constant)
     except (ValueError, RecursionError):
         value = {"True": True, "False": False, "None": None}.get(text.strip(), text)
     if isinstance(value, str):
         return json.dumps(text, ensure_ascii=False)
-    if isinstance(value, float) and value.is_integer() and "integer" in types and "number" not in types:
+    if json_type(value) == "integer" and "number" not in allowed:
         value = int(value)
-    kind = json_type(value)
-    allowed = kind in types or (kind == "integer" and "number" in types)
-    return json.dumps(value if allowed else text, ensure_ascii=False)
+    if not allowed.has(value):
+        return json.dumps(text, ensure_ascii=False)
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError:  # a number that is too large for a float, and JSON
+        return text.strip()
 
 
 def refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
-
-
-def json_type(value: object) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int():
-            return "integer"
-        case float():
-            return "number"
-        case list():
-            return "array"
-        case _:
-            return "object"

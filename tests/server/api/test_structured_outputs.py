@@ -67,6 +67,8 @@ def test_completion_matches_the_grammar(server, fields: dict, pattern: str) -> N
         ({"response_format": UNKNOWN_TYPE}, "response_format", "nope"),
         ({"guided_regex": "(?=a)"}, "guided_regex", "look-around"),
         ({"structured_outputs": {"grammar": "start: nope"}}, "structured_outputs", "nope"),
+        ({"guided_grammar": 'start: "q" @main'}, "guided_grammar", "'@main', which does not exist"),
+        ({"structured_outputs": {"grammar": "start: @form", "form": {"regex": "a"}}}, "structured_outputs", "form"),
         ({"structured_outputs": {"json": {"enum": ["x" * 10] * 30_000}}}, "structured_outputs", "bytes"),
         ({"structured_outputs": {"json": {"type": "integer", "multipleOf": 999983}}}, "structured_outputs", "complex"),
         ({"structured_outputs": {"regex": "a"}, "use_beam_search": True}, "structured_outputs", "beam search"),

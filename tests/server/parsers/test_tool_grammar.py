@@ -12,7 +12,7 @@ from small_tokenizers import EOS, byte_level, vocabulary_of
 from engine_server.server.generation.tool_use import ToolUse
 from engine_server.server.parsers.tool_grammar import CallForm, call_grammar
 from engine_server.structured.compiler import Compiler
-from engine_server.structured.description import lark_grammar
+from engine_server.structured.description import grammar_text
 
 
 def strict_tool(name: str, key: str) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def demanded(name: str, tools: list[dict[str, Any]]) -> str:
     assert form is not None
     params = call_grammar(form, ToolUse(tools, "required", parallel=False), None)
     assert params is not None
-    return lark_grammar(params, {})
+    return grammar_text(params, {})
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_answers_have_the_calls_that_the_choice_asks_for(
 ) -> None:
     params = call_grammar(FORM, use, None)
     assert params is not None
-    grammar = COMPILER.compile(lark_grammar(params, {}))
+    grammar = COMPILER.compile(grammar_text(params, {}))
     assert [text for text in accepted if not accepts(grammar, text)] == []
     assert [text for text in refused if accepts(grammar, text)] == []
 
@@ -134,7 +134,7 @@ def test_special_tokens_in_a_format_are_single_tokens() -> None:
     params = call_grammar(CallForm("<pad>NAMEARGUMENTS<s>"), ToolUse([tool]), [7])
     assert params is not None
     assert params.starts_after == [7]
-    matcher = COMPILER.compile(lark_grammar(params, special)).deep_copy()
+    matcher = COMPILER.compile(grammar_text(params, special)).deep_copy()
     for token_id in [
         *TOKENIZER.encode("then ").ids,
         2,

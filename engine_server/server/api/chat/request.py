@@ -12,7 +12,7 @@ from engine_server.contract import bounds
 from engine_server.requests.validation import MAX_INT32
 from engine_server.server.api.chat.messages import Message, media_in, template_messages
 from engine_server.server.api.chat.template_variables import Effort, check_variables, effort_variables
-from engine_server.server.api.chat.tools import ToolChoice, Tools, known_tools, tool_use
+from engine_server.server.api.chat.tools import ToolChoice, Tools, tool_use, tools_by_path
 from engine_server.server.api.content import MediaUse
 from engine_server.server.api.fields import Ignored, only
 from engine_server.server.api.generation_request import GenerationRequest
@@ -116,7 +116,7 @@ class ChatFields(GenerationRequest):
 
     @cached_property
     def tool_use(self) -> ToolUse | None:
-        return tool_use(known_tools(self.tools or ()), self.tool_choice, self.parallel_tool_calls)
+        return tool_use(tools_by_path(self.tools or ()), self.tool_choice, self.parallel_tool_calls)
 
     @property
     def ignored_tools(self) -> Sequence[IgnoredPart]:

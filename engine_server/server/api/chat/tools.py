@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -117,21 +117,33 @@ def tool_choice(value: object) -> str | NamedTool | None:
 ToolChoice = Annotated[str | NamedTool | None, PlainValidator(tool_choice)]
 
 
+def tools_by_path(tools: Sequence[Tool | IgnoredTool]) -> dict[str, Tool]:
+    """Return the tools without those that are ignored, by the paths of their parameters."""
+    return {
+        f"tools.{number}.function.parameters": tool
+        for number, tool in enumerate(tools)
+        if isinstance(tool, Tool)
+    }
+
+
 def tool_use(
-    tools: list[Tool] | None, choice: str | NamedTool | None, parallel: bool | None
+    tools: Mapping[str, Tool], choice: str | NamedTool | None, parallel: bool | None
 ) -> ToolUse | None:
-    """Return the use of the tools, None for a request without tools. Raises ApiError 400."""
+    """Return the use of the tools, None for a request without tools. Raises ApiError 400.
+
+    tools: by the paths of their parameters.
+    """
     if not tools:
         if choice not in (None, "none", "auto"):
             raise ApiError(400, "tool_choice demands a call, and there are no tools", param="tool_choice")
         return None
-    definitions = [tool.definition() for tool in tools]
+    definitions = [tool.definition() for tool in tools.values()]
     name = choice.name if isinstance(choice, NamedTool) else None
-    names = [tool.function.name for tool in tools]
+    names = [tool.function.name for tool in tools.values()]
     if name is not None and name not in names:
         allowed = ", ".join(names)[:200]
         raise ApiError(
             400, f"tool_choice: there is no tool {name}; the tools are {allowed}", param="tool_choice"
         )
     mode: Any = "required" if name is not None else choice or "auto"
-    return ToolUse(definitions, mode, name, parallel is not False)
+    return ToolUse(definitions, mode, name, parallel is not False, tuple(tools))

@@ -18,7 +18,7 @@ from engine_server.server.api.fields import Ignored, only, stop_strings
 from engine_server.server.api.ignored import IgnoredPart, ignored_tools
 from engine_server.server.api.messages.blocks import TextBlock, TextContent
 from engine_server.server.api.messages.context_edits import ContextManagement
-from engine_server.server.api.messages.tools import ToolChoice, Tools, chat_tools
+from engine_server.server.api.messages.tools import ToolChoice, Tools, tools_by_path
 from engine_server.server.api.messages.turns import Message, media_in, template_messages
 from engine_server.server.generation.prompts import ChatTurns
 from engine_server.server.generation.tool_use import ToolUse
@@ -99,7 +99,7 @@ class MessagesRequest(ConversationRequest):
 
     @cached_property
     def tool_use(self) -> ToolUse | None:
-        tools = chat_tools(self.tools or [])
+        tools = tools_by_path(self.tools or [])
         choice = self.tool_choice
         if choice is None:
             return tool_use(tools, None, None)

@@ -40,6 +40,15 @@ class Tool(BaseModel):
         return chat.Tool(type="function", function=function)
 
 
+def tools_by_path(tools: Sequence[Tool | IgnoredTool]) -> dict[str, chat.Tool]:
+    """Return the tools in the form of OpenAI's chat API, by the paths of their schemas."""
+    return {
+        f"tools.{number}.input_schema": tool.chat_tool()
+        for number, tool in enumerate(tools)
+        if isinstance(tool, Tool)
+    }
+
+
 def chat_tools(tools: Sequence[Tool | IgnoredTool]) -> list[chat.Tool]:
     """Return the tools in the form of OpenAI's chat API, without those that are ignored."""
     return [tool.chat_tool() for tool in tools if isinstance(tool, Tool)]

@@ -24,10 +24,10 @@ from engine_server.server.api.responses.tools import (
     ToolChoice,
     Tools,
     ToolTarget,
-    chat_tools,
     ignored_grammars,
     ignored_tools,
     tool_targets,
+    tools_by_path,
 )
 from engine_server.server.api.responses.tools import NamedTool as NamedChoice
 from engine_server.server.generation.prompts import ChatTurns, Cut
@@ -134,19 +134,18 @@ class ResponsesRequest(ConversationRequest):
 
     @cached_property
     def tool_use(self) -> ToolUse | None:
-        tools = chat_tools(self.tools or [])
+        tools = tools_by_path(self.tools or [])
         match self.tool_choice:
             case NamedChoice() as choice:
                 named = NamedTool.model_construct(name=choice.template_name(self.tool_targets))
                 return tool_use(tools, named, self.parallel_tool_calls)
             case AllowedTools(mode=mode, tools=allowed):
                 names = {tool.template_name(self.tool_targets) for tool in allowed}
-                if missing := names - {tool.function.name for tool in tools}:
+                if missing := names - {tool.function.name for tool in tools.values()}:
                     message = f"tool_choice: there is no tool {min(missing)}"
                     raise ApiError(400, message, param="tool_choice")
-                return tool_use(
-                    [tool for tool in tools if tool.function.name in names], mode, self.parallel_tool_calls
-                )
+                allowed_tools = {path: tool for path, tool in tools.items() if tool.function.name in names}
+                return tool_use(allowed_tools, mode, self.parallel_tool_calls)
             case choice:
                 return tool_use(tools, choice, self.parallel_tool_calls)
 

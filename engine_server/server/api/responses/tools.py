@@ -126,6 +126,12 @@ def chat_tools(tools: Sequence[Any]) -> list[chat.Tool]:
     ]
 
 
+def tools_by_path(tools: Sequence[Any]) -> dict[str, chat.Tool]:
+    """Return the tools in the form of the chat API, by the paths of their parameters."""
+    paths = [path for path, _, tool in each_tool(tools) if not isinstance(tool, IgnoredTool)]
+    return {f"{path}.parameters": tool for path, tool in zip(paths, chat_tools(tools), strict=True)}
+
+
 def tool_targets(tools: Sequence[Any]) -> Mapping[str, ToolTarget]:
     """Return the tools by the names that a model may call them: those of the prompt, and bare ones that are unique."""
     found = [

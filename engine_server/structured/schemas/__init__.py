@@ -1,0 +1,1 @@
+"""What JSON schemas mean, and what of them a grammar enforces."""
