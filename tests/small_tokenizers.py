@@ -1,6 +1,7 @@
 """Small tokenizers of the kinds that models have."""
 
 import string
+from collections.abc import Sequence
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -12,7 +13,8 @@ SPECIAL = ["<s>", "</s>", "<pad>"]
 EOS = 1
 
 
-def byte_level() -> Tokenizer:
+def byte_level(marks: Sequence[str] = ("<think>",)) -> Tokenizer:
+    """Return a tokenizer like GPT-2's. marks: texts that are tokens, and not special."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -21,7 +23,7 @@ def byte_level() -> Tokenizer:
         vocab_size=360, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(TEXT, trainer)
-    tokenizer.add_tokens([AddedToken("<think>", special=False)])
+    tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in marks])
     return tokenizer
 
 

@@ -5,12 +5,10 @@ from importlib.metadata import version
 
 import pytest
 from torch import nn
-from transformers.utils.chat_parsing import ResponseParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from engine_server.modeling.layers.weight_layer import WeightLayer
 from engine_server.server.http.protocol import Connection
-from engine_server.server.parsers.regions import RegionScanner
 
 pytestmark = pytest.mark.transformers
 
@@ -19,9 +17,6 @@ pytestmark = pytest.mark.transformers
     ("library", "foreign", "ours", "name"),
     [
         ("torch", nn.Module, WeightLayer, "_apply"),
-        ("transformers", ResponseParser, RegionScanner, "_accumulate"),
-        ("transformers", ResponseParser, RegionScanner, "_close_current"),
-        ("transformers", ResponseParser, RegionScanner, "_open_explicit"),
         ("uvicorn", HttpToolsProtocol, Connection, "_start_asgi_task"),
         ("uvicorn", HttpToolsProtocol, Connection, "_unset_keepalive_if_required"),
     ],

@@ -40,6 +40,7 @@ class Reasoning(msgspec.Struct, kw_only=True, omit_defaults=True):
     end: at least one mark, of which the first ends reasoning that is ended by force.
     calls: exact marks that begin a call, and so end the reasoning.
     inside: the prompt ends within the reasoning.
+    first: it precedes all else of the answer, in which marks of text are text.
     budget: maximum number of tokens without the marks, of all the answer's reasoning together; None: no limit.
 
     Raises InvalidRequestError, which names the parameter.
@@ -49,6 +50,7 @@ class Reasoning(msgspec.Struct, kw_only=True, omit_defaults=True):
     end: list[Mark]
     calls: list[Mark] = []
     inside: bool = False
+    first: bool = False
     budget: int | None = None
 
     def __post_init__(self) -> None:
@@ -59,6 +61,7 @@ class Reasoning(msgspec.Struct, kw_only=True, omit_defaults=True):
         if not all(mark.exact for mark in self.calls):
             valid.refuse_value("calls", self.calls, "marks of one token")
         self.inside = valid.flag("inside", self.inside)
+        self.first = valid.flag("first", self.first)
         if self.budget is not None:
             self.budget = valid.integer("budget", self.budget, 0, valid.MAX_INT32)
 
@@ -116,6 +119,9 @@ class ReasoningTracker:
         texts = [*self._starts.texts, *self._ends.texts, *self._forced_bytes]
         self._kept = max(map(len, texts), default=0)
         self._first_bytes = frozenset(text[0] for text in texts if text)
+        # The answer so far, which may be the beginning of a start mark; None once no reasoning may begin.
+        self._head: bytes | None = None if reasoning.inside else b""
+        self._only_first = reasoning.first and bool(self._starts.texts)
 
     def copy(self) -> Self:
         """Return a tracker at the same position, whose moves don't change this one."""
@@ -136,10 +142,10 @@ class ReasoningTracker:
             self.inside = not self.inside
             self._tail, self._counted = b"", []
             return
-        if self._kept:
-            self._read_text(self._token_bytes[token_id])
-        else:
+        if not self._kept:
             self.total += self.inside
+        elif self.inside or not self._only_first or self._may_begin(self._token_bytes[token_id]):
+            self._read_text(self._token_bytes[token_id])
 
     def next_of_end(self) -> int:
         """Return the token that goes on with the first end mark, of which the tokens may have the beginning."""
@@ -147,6 +153,17 @@ class ReasoningTracker:
             if self._tail.endswith(self._forced_bytes[length]):
                 return self._forced[length + 1]
         return self._forced[0]
+
+    def _may_begin(self, added: bytes) -> bool:
+        """Return True if reasoning that is the first part of an answer may begin with the bytes of a token."""
+        if self._head is None:
+            return False
+        head = (self._head + added).lstrip()
+        begins = any(head.startswith(mark) for mark in self._starts.texts)
+        self._head = (
+            head if not begins and any(mark.startswith(head) for mark in self._starts.texts) else None
+        )
+        return begins or self._head is not None
 
     def _read_text(self, added: bytes) -> None:
         """Move by the bytes of a token, in which marks may begin and end."""

@@ -22,7 +22,7 @@ from engine_server.contract.continuation import DIGEST_LENGTH, RENDERING
 
 if TYPE_CHECKING:
     from engine_server.config import EngineConfig, ModelConfig, PoolingConfig
-    from engine_server.server.parsers.model_format import ModelFormat
+    from engine_server.server.conversation.layout import Layout
     from engine_server.server.settings import ApiSettings
 
 WEIGHT_FILES = ("*.safetensors", "*.gguf")
@@ -72,12 +72,12 @@ def stream_settings(
     config: ModelConfig,
     settings: ApiSettings,
     sampling_defaults: Mapping[str, Any],
-    format: ModelFormat | None,
+    layout: Layout | None,
 ) -> str:
     """Return the hash of all settings on which a stream of one model depends besides its request.
 
     Replicas that differ in them don't continue each other's streams: a prompt, a sampling parameter or an event would
-    change within one answer. sampling_defaults: by name. format: None without a tokenizer.
+    change within one answer. sampling_defaults: by name. layout: None without a tokenizer.
     """
     covered: dict[str, object] = {
         "rendering": RENDERING,
@@ -89,14 +89,15 @@ def stream_settings(
         "include_usage": settings.enable_force_include_usage,
         "tokens_as_ids": settings.return_tokens_as_token_ids,
     }
-    if format is not None:
-        covered["format"] = {
-            "response_template": format.template_data,
-            "call": format.call,
-            "short_call_ids": format.short_call_ids,
-            "takes_tools": format.takes_tools,
-            "text_arguments": format.text_arguments,
-            "object_arguments": format.object_arguments,
+    if layout is not None:
+        covered["layout"] = {
+            "response_template": layout.data,
+            "marks": layout.with_calls.marks.texts,
+            "call": layout.call,
+            "call_id": layout.call_id,
+            "takes_tools": layout.takes_tools,
+            "text_arguments": layout.text_arguments,
+            "object_arguments": layout.object_arguments,
         }
     encoded = msgspec.json.encode(covered, order="sorted")
     return hashlib.sha256(encoded).hexdigest()[:DIGEST_LENGTH]

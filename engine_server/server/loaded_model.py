@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from engine_server.config import PoolingConfig
     from engine_server.engine.async_llm import AsyncLLMEngine
-    from engine_server.server.parsers.model_format import ModelFormat
+    from engine_server.server.conversation.layout import Layout
     from engine_server.server.settings import ApiSettings
 
 # W3C Trace Context.
@@ -46,8 +46,10 @@ class LoadedModel:
     stream_settings: str
     # None for an engine that takes and returns token ids only.
     tokenizer: PreTrainedTokenizerBase | None
-    # The format of its reasoning and tool calls; None without a tokenizer.
-    format: ModelFormat | None
+    # The layout of its answers; None without a tokenizer.
+    layout: Layout | None
+    # The bytes that each token adds to a text; empty where they are not known.
+    token_bytes: Sequence[bytes]
     # The engine exports spans.
     traces: bool
     # Of the hub's repository that the model was fetched from, if that is known.
@@ -78,8 +80,8 @@ def loaded_model(engine: AsyncLLMEngine, settings: ApiSettings, template: str | 
     that doesn't render what the model scores.
     """
     from engine_server.engine.input.text_pairs import check_template
+    from engine_server.server.conversation.find_layout import find_layout  # imports transformers
     from engine_server.server.fingerprint import fingerprint, stream_settings
-    from engine_server.server.parsers.model_format import find_format  # imports transformers
 
     config, tokenizer = engine.model_config, engine.tokenizer
     if template is not None and tokenizer is not None:
@@ -89,9 +91,7 @@ def loaded_model(engine: AsyncLLMEngine, settings: ApiSettings, template: str | 
     file = settings.response_template
     adapters = ServedAdapters(engine, config.served_model_name)
     sampling_defaults = config.get_diff_sampling_param()
-    format = None
-    if tokenizer is not None:
-        format = find_format(tokenizer, Path(file) if file else None, engine.token_bytes or ())
+    layout = None if tokenizer is None else find_layout(tokenizer, Path(file) if file else None)
     return LoadedModel(
         engine=engine,
         settings=settings,
@@ -102,9 +102,10 @@ def loaded_model(engine: AsyncLLMEngine, settings: ApiSettings, template: str | 
         tasks=config.supported_tasks,
         sampling_defaults=sampling_defaults,
         fingerprint=fingerprint(engine.config, getattr(tokenizer, "chat_template", None)),
-        stream_settings=stream_settings(config, settings, sampling_defaults, format),
+        stream_settings=stream_settings(config, settings, sampling_defaults, layout),
         tokenizer=tokenizer,
-        format=format,
+        layout=layout,
+        token_bytes=engine.token_bytes or (),
         traces=engine.config.observability_config.otlp_traces_endpoint is not None,
         commit=commit_of(Path(config.path)),
     )

@@ -21,16 +21,20 @@ class ReasoningPosition:
         token_bytes: Sequence[bytes],
         num_prompt: int,
         may_begin_with: Callable[[int], bool] | None = None,
+        in_grammar: bool = False,
     ) -> None:
         """num_prompt: number of tokens before the output.
 
         may_begin_with: returns True if a token may be the first of the grammar that begins where the reasoning ends;
         None: there is none. The grammar is compiled before the first `read`.
+
+        in_grammar: the reasoning is a part of a grammar.
         """
         self._reasoning = reasoning
         self._token_bytes = token_bytes
         self._num_prompt = self._num_read = num_prompt
         self._may_begin_with = may_begin_with
+        self._in_grammar = in_grammar and reasoning.end[0].exact
         # None before the first `read`.
         self._tracker: ReasoningTracker | None = None
         # Tokens that begin both a call and the grammar.
@@ -59,7 +63,16 @@ class ReasoningPosition:
     @property
     def closing(self) -> int | None:
         """The token that follows where the output would end, if it must not end there: within its reasoning."""
-        return self._reasoning.end[0].token_ids[0] if self.gates and self.grammar_start is None else None
+        if self._in_grammar:
+            must_go_on = self._reasoning.inside if self._tracker is None else self._tracker.inside
+        else:
+            must_go_on = self.gates and self.grammar_start is None
+        return self._reasoning.end[0].token_ids[0] if must_go_on else None
+
+    @property
+    def _reads_all(self) -> bool:
+        """True if more than the limit depends on the tokens."""
+        return self.gates or self._in_grammar
 
     def read(self, token_ids: Sequence[int], end: int) -> int | None:
         """Move to the end of the first `end` tokens, of prompt and output; return the only token that may follow.
@@ -68,7 +81,7 @@ class ReasoningPosition:
         be unknown.
         """
         budget = self._reasoning.budget
-        if not self.gates and (budget is None or end - self._num_prompt < budget):
+        if not self._reads_all and (budget is None or end - self._num_prompt < budget):
             return None
         tracker = self._tracker = self._tracker or self._new_tracker()
         for index in range(self._num_read, end):

@@ -1,6 +1,7 @@
 """The bytes that each token of a tokenizer adds to a text."""
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +9,8 @@ from tokenizers import Tokenizer
 
 from engine_server.requests.messages import Vocabulary
 
+# Tokens like <tool_call> and [TOOL_CALLS], of which many tokenizers say that they are not special.
+MARK = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
 # The notation of a byte in tokenizers with byte fallback.
 BYTE = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
 
@@ -15,7 +18,8 @@ BYTE = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
 def read_vocabulary(tokenizer: Tokenizer, size: int, eos_token_ids: Sequence[int]) -> Vocabulary:
     """Return the vocabulary of a tokenizer.
 
-    size: number of the model's logits. Tokens without a text of their own are empty, and no grammar allows them.
+    size: number of the model's logits. Tokens without a text of their own are empty, and no grammar allows them. Added
+    tokens that delimit parts of a text are special, so that text in a grammar is never one of them.
     """
     names = [tokenizer.id_to_token(token_id) or "" for token_id in range(size)]
     added = {
@@ -27,7 +31,10 @@ def read_vocabulary(tokenizer: Tokenizer, size: int, eos_token_ids: Sequence[int
         tokens = added_texts(tokenizer, names)
     for token_id, token in added.items():
         tokens[token_id] = token.content.encode()
-    special = {token_id for token_id, token in added.items() if token.special} | set(eos_token_ids)
+    special = {
+        token_id for token_id, token in added.items() if token.special or MARK.fullmatch(token.content)
+    }
+    special |= set(eos_token_ids)
     return Vocabulary(tokens, sorted(special), list(eos_token_ids))
 
 

@@ -136,7 +136,8 @@ class ScriptedHost(EngineHost):
             fingerprint=FINGERPRINT,
             stream_settings=STREAM_SETTINGS,
             tokenizer=None,
-            format=None,
+            layout=None,
+            token_bytes=(),
             traces=False,
             commit="c" * 40,
         )

@@ -220,6 +220,17 @@ def test_budget_ends_thoughts_that_are_a_part_of_the_grammar(usual: LLMEngine, f
     assert re.fullmatch("(.|\n)*QR(ab|ba){3}", text)
 
 
+def test_answer_that_wants_to_end_in_thoughts_of_the_grammar_goes_on_with_the_form(
+    usual: LLMEngine, finish
+) -> None:
+    thoughts = Reasoning(start=[Mark("GG", [START, START], exact=False)], end=MARKS["end"], inside=True)
+    form = StructuredOutputsParams(regex=r"[A-PR-Z]*Q(ab|ba){3};")
+    token_ids = answer(
+        usual, finish, reasoning=thoughts, structured_outputs=form, logit_bias={EOS: 100.0}, temperature=0
+    )
+    assert (token_ids[0], len(token_ids), token_ids[-1]) == (END, 9, EOS)
+
+
 def test_budget_forces_nothing_that_the_grammar_excludes(usual: LLMEngine, finish) -> None:
     """A grammar may be past the reasoning where the tokens seem to be within it."""
     form = StructuredOutputsParams(regex="(ab|ba){5}")

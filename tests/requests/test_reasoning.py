@@ -197,3 +197,19 @@ def test_marks_of_text_need_the_bytes_of_tokens_and_tokens_that_write_them() -> 
         SPELLED.check(None)
     with pytest.raises(InvalidRequestError, match="don't write it"):
         Reasoning(end=[Mark("</think>", list(b"</thank>"), exact=False)]).check(TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b"<think>ab</think>c<think>d", (2, False)),
+        (b" \n<think>ab", (2, True)),
+        (b'{"x": "<think>ab"}', (0, False)),
+        (b"<thin<think>ab", (0, False)),
+    ],
+)
+def test_reasoning_that_comes_first_begins_nowhere_else(text: bytes, expected: tuple[int, bool]) -> None:
+    first = Reasoning(start=SPELLED.start, end=SPELLED.end, first=True)
+    assert position(read(first, list(text))) == expected
+    inside = Reasoning(start=SPELLED.start, end=SPELLED.end, first=True, inside=True)
+    assert position(read(inside, list(b"ab</think>c<think>d"))) == (2, False)

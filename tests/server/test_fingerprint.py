@@ -15,13 +15,13 @@ from safetensors.torch import save_file
 
 from engine_server import EngineArgs
 from engine_server.server import fingerprint as fingerprint_module
+from engine_server.server.conversation.layout import Layout
 from engine_server.server.fingerprint import (
     HEAD_BYTES,
     SAMPLE_BYTES,
     SAMPLES,
     fingerprint,
 )
-from engine_server.server.parsers.model_format import ModelFormat
 from engine_server.server.settings import ApiSettings
 
 
@@ -66,37 +66,37 @@ def test_settings_that_change_answers_change_the_fingerprint(model: Path) -> Non
 SAMPLING = {"temperature": 0.6}
 
 
-def format_of(**changed: Any) -> ModelFormat:
-    return ModelFormat("hermes", None, None, short_call_ids=False, **changed)
+def layout_of(**changed: Any) -> Layout:
+    return Layout("hermes", **changed)
 
 
 def test_settings_that_change_streams_change_their_hash_and_no_others_do(model: Path) -> None:
     config = EngineArgs(model=str(model)).create_engine_config().model_config
     stream_settings = partial(fingerprint_module.stream_settings, config)
-    base = stream_settings(ApiSettings(), SAMPLING, format_of())
+    base = stream_settings(ApiSettings(), SAMPLING, layout_of())
     others = [
         fingerprint_module.stream_settings(
-            structs.replace(config, logprobs_mode="processed_logprobs"), ApiSettings(), SAMPLING, format_of()
+            structs.replace(config, logprobs_mode="processed_logprobs"), ApiSettings(), SAMPLING, layout_of()
         ),
         fingerprint_module.stream_settings(
-            structs.replace(config, eos_token_ids=[7]), ApiSettings(), SAMPLING, format_of()
+            structs.replace(config, eos_token_ids=[7]), ApiSettings(), SAMPLING, layout_of()
         ),
-        stream_settings(ApiSettings(), {"temperature": 0.7}, format_of()),
+        stream_settings(ApiSettings(), {"temperature": 0.7}, layout_of()),
         stream_settings(
-            ApiSettings(default_chat_template_kwargs={"enable_thinking": False}), SAMPLING, format_of()
+            ApiSettings(default_chat_template_kwargs={"enable_thinking": False}), SAMPLING, layout_of()
         ),
-        stream_settings(ApiSettings(return_tokens_as_token_ids=True), SAMPLING, format_of()),
-        stream_settings(ApiSettings(), SAMPLING, format_of(template_data={"fields": {}})),
-        stream_settings(ApiSettings(), SAMPLING, format_of(text_arguments=True)),
+        stream_settings(ApiSettings(return_tokens_as_token_ids=True), SAMPLING, layout_of()),
+        stream_settings(ApiSettings(), SAMPLING, layout_of(data={"fields": {}})),
+        stream_settings(ApiSettings(), SAMPLING, layout_of(text_arguments=True)),
         stream_settings(ApiSettings(), SAMPLING, None),
     ]
     with mock.patch.object(fingerprint_module, "RENDERING", 0):
-        others.append(stream_settings(ApiSettings(), SAMPLING, format_of()))
+        others.append(stream_settings(ApiSettings(), SAMPLING, layout_of()))
 
     same = stream_settings(
         ApiSettings(sse_keep_alive_interval=1.0, strict_tools=True),
         SAMPLING,
-        replace(format_of(), name="/models/response_template.yaml"),
+        replace(layout_of(), name="/models/response_template.yaml"),
     )
     assert same == base
     assert len({base, *others}) == 1 + len(others)

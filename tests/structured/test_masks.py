@@ -114,7 +114,7 @@ def test_special_tokens_and_padding_are_never_part_of_a_text() -> None:
     own.read([5], 1)
     assert own.position is not None
     found = set(allowed(own.position))
-    assert tokenizer.token_to_id("<think>") in found and EOS in found
+    assert tokenizer.token_to_id("<think>") not in found and EOS in found
     assert tokenizer.token_to_id("<s>") not in found
     assert max(found) < tokenizer.get_vocab_size()
 

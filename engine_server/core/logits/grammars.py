@@ -79,9 +79,10 @@ class Grammars:
             # Where marks are text, the reasoning is a part of the grammar.
             if reasoning is not None and reasoning.exact and not matcher.starts_after_tokens:
                 may_begin_with = matcher.may_begin_with
-        if reasoning is not None and (reasoning.budget is not None or may_begin_with is not None):
+        if reasoning is not None and (reasoning.budget is not None or grammar is not None):
+            in_grammar = grammar is not None and not reasoning.exact
             request.reasoning = ReasoningPosition(
-                reasoning, self._token_bytes, request.num_prompt, may_begin_with
+                reasoning, self._token_bytes, request.num_prompt, may_begin_with, in_grammar
             )
 
     def fill(self, batch: Batch) -> TokenMasks | None:
@@ -115,14 +116,16 @@ class Grammars:
                 if matcher.error is not None:
                     errors[row] = matcher.error
             openings: list[int] = []
+            goes_on = False
             if reasoning is not None:
                 openings = reasoning.openings
                 closing = reasoning.closing
-                if forced is None and closing is not None and closing not in self._eos_token_ids:
+                goes_on = forced is None and closing is not None and closing not in self._eos_token_ids
+                if goes_on and closing is not None:
                     redirects.rows.append(row)
                     redirects.targets.append(closing)
             if rules is not None or position is not None or forced is not None:
-                masked.append(MaskedRow(row, scheduled, rules, matcher, position, openings, forced))
+                masked.append(MaskedRow(row, scheduled, rules, matcher, position, openings, forced, goes_on))
         if not masked and not errors and not redirects.rows:
             return None
         bits = np.full((len(masked), self._size), 255, np.uint8)
@@ -177,6 +180,8 @@ class Grammars:
         scheduled, position, rules = masked.scheduled, masked.position, masked.rules
         if masked.openings:
             bits |= bits_of(masked.openings, self._size)
+        if masked.goes_on:
+            bits |= self._ends
         if masked.forced is not None:
             forced = bits_of([masked.forced], self._size)
             if (bits & forced).any():  # else the grammar is past its reasoning
@@ -233,6 +238,8 @@ class MaskedRow(NamedTuple):
     openings: list[int]
     # The only token that may be drawn, unless the grammar excludes it.
     forced: int | None
+    # The output's end goes to that of the reasoning, so that the grammar, which excludes it, leaves it.
+    goes_on: bool
 
 
 def continuations(phrases: dict[int, list[tuple[list[int], int]]], output: list[int]) -> list[int]:

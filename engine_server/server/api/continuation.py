@@ -20,8 +20,8 @@ from engine_server.contract.errors import ErrorCode
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
-    from engine_server.requests.prompts import TokensPrompt
     from engine_server.server.generation.plan import AnswerRequest
+    from engine_server.server.generation.prompts import PreparedPrompt
 
 
 def resumed_stream(
@@ -53,12 +53,12 @@ def check_settings(terms: StreamTerms, settings: str, fingerprint: str) -> None:
         raise mismatch("the stream was begun with other defaults, parsers or rendering", fingerprint)
 
 
-def check_prompt(request: AnswerRequest, prompts: Sequence[TokensPrompt]) -> None:
+def check_prompt(request: AnswerRequest, prompts: Sequence[PreparedPrompt]) -> None:
     """Raise ApiError 409 for a stream whose prompt had other tokens at the engine that began it."""
     if request.terms.prompt_hash is None:
         return
     (prompt,) = prompts
-    if prompt_hash(prompt["prompt_token_ids"]) != request.terms.prompt_hash:
+    if prompt_hash(prompt.tokens["prompt_token_ids"]) != request.terms.prompt_hash:
         raise mismatch("the prompt has other tokens here", request.identity.fingerprint)
 
 
@@ -73,12 +73,12 @@ def refuse_continuation() -> ApiError:
     return ApiError(400, message, param=ROUTER_FIELD, code=ErrorCode.INVALID_VALUE)
 
 
-def first_report(request: AnswerRequest, prompts: Sequence[TokensPrompt]) -> TokenReport | None:
+def first_report(request: AnswerRequest, prompts: Sequence[PreparedPrompt]) -> TokenReport | None:
     """Return the beginning of the first report of a stream with one prompt; None if its tokens are not reported."""
     if request.report is None:
         return None
     (prompt,) = prompts
-    token_ids = prompt["prompt_token_ids"]
+    token_ids = prompt.tokens["prompt_token_ids"]
     return msgspec.structs.replace(
         request.report, prompt_tokens=len(token_ids), prompt_hash=prompt_hash(token_ids)
     )

@@ -11,9 +11,9 @@ from pydantic import AfterValidator
 from engine_server.server.api.chat.template_variables import check_variables
 from engine_server.server.api.fields import Ignored, only
 from engine_server.server.api.generation_request import GenerationRequest
-from engine_server.server.generation.prompts import ChatSource, ChatTurns
+from engine_server.server.generation.chat_turns import ChatTurns
+from engine_server.server.generation.prompts import ChatSource
 from engine_server.server.generation.tool_use import AnswerStyle, ToolUse
-from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
     from engine_server.server.settings import ApiSettings
@@ -60,10 +60,7 @@ class ConversationRequest(GenerationRequest):
 
     def check_combinations(self) -> None:
         super().check_combinations()
-        use = self.tool_use
-        if use is not None and (use.choice == "required" or use.strict) and self.grammar is not None:
-            message = "a form of the answer's text and calls that follow a schema exclude each other"
-            raise ApiError(400, message, param="tools")
+        _ = self.tool_use  # its choice may be of a tool that is missing
 
     def source(self, settings: ApiSettings, context: int) -> ChatSource:
         turns = self.turns()

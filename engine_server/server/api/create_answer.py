@@ -68,4 +68,4 @@ async def count_tokens(
         source = replace(source, any_length=True, cuts=())
     resume = resumed_stream(headers, body.model_extra or {}, served.fingerprint)
     prompts = await tokenize(model.engine, source, resume.created if resume else None)
-    return sum(len(prompt["prompt_token_ids"]) for prompt in prompts)
+    return sum(len(prompt.tokens["prompt_token_ids"]) for prompt in prompts)

@@ -23,17 +23,23 @@ from engine_server.server.api.deadline import deadline
 from engine_server.server.api.ignored import IgnoredPart, ignored_types
 from engine_server.server.api.models import served_model
 from engine_server.server.api.schemas import request_schemas
+from engine_server.server.conversation.described_tools import (
+    as_object,
+    as_text,
+    describe_tools,
+    with_arguments,
+)
+from engine_server.server.generation.chat_turns import ChatTurns
 from engine_server.server.generation.plan import AnswerIdentity, AnswerRequest
-from engine_server.server.generation.prompts import ChatSource, ChatTurns, PromptSource
+from engine_server.server.generation.prompts import ChatSource, PromptSource
 from engine_server.server.http.errors import ApiError, refusal
-from engine_server.server.parsers.described_tools import as_object, as_text, describe_tools, with_arguments
 
 if TYPE_CHECKING:
     from engine_server.contract.continuation import Resume
     from engine_server.server.api.generation_request import GenerationRequest
+    from engine_server.server.conversation.layout import Layout
     from engine_server.server.generation.tool_use import AnswerStyle, ToolUse
     from engine_server.server.loaded_model import LoadedModel
-    from engine_server.server.parsers.model_format import ModelFormat
     from engine_server.server.settings import ApiSettings
 
 
@@ -45,9 +51,9 @@ def read_request(model: LoadedModel, body: GenerationRequest, headers: Mapping[s
     check_settings(terms, model.stream_settings, served.fingerprint)
     beams = body.beam_search_params(model.sampling_defaults)
     style = body.answer_style
-    if style is not None and model.format is not None:
-        check_tools(model.format, style, searches=beams is not None)
-    check_reasoning_budget(model.format, body)
+    if style is not None and model.layout is not None:
+        check_tools(model.layout, style, searches=beams is not None)
+    check_reasoning_budget(model.layout, body)
     schemas = request_schemas(body, model.settings.strict_schemas)
     source = prompt_source(model, body, served.context)
     # Another engine can continue a stream of one sampled choice.
@@ -108,9 +114,6 @@ def sampling_params(
             parameters["seed"] = resume.seed
         elif draws_seed and parameters.get("seed") is None:
             parameters["seed"] = secrets.randbits(63)
-        if body.answer_style is not None and model.format is not None:
-            calls = body.answer_style.callable is not None
-            parameters["mark_token_ids"] = list(model.format.markers_of(calls)) or None
         return SamplingParams(**parameters)
     except InvalidRequestError as error:
         raise refusal(error, body.engine_fields) from None
@@ -128,17 +131,25 @@ def prompt_source(model: LoadedModel, body: GenerationRequest, context: int) -> 
     """
     check_ignored(model, body)
     source, style = body.source(model.settings, context), body.answer_style
-    if model.format is None or style is None or not isinstance(source, ChatSource):
+    if model.layout is None or style is None or not isinstance(source, ChatSource):
         return source
-    conversations = [with_tools(turns, model.format, style.tools) for turns in source.conversations]
+    conversations = [with_tools(turns, model.layout, style.tools) for turns in source.conversations]
     return replace(source, conversations=conversations)
 
 
 def ignored_parts(model: LoadedModel, body: GenerationRequest) -> list[IgnoredPart]:
-    """Return what is left out of the prompt, or has no effect on this model."""
-    hints = () if limits_reasoning(model.format) else body.reasoning_hints
+    """Return what is left out of the prompt, or has no effect on the answer."""
+    hints = () if limits_reasoning(model.layout) else body.reasoning_hints
     relaxed = request_schemas(body, model.settings.strict_schemas).relaxed
-    return [*body.ignored, *hints, *relaxed]
+    return [*body.ignored, *hints, *ignored_form(body), *relaxed]
+
+
+def ignored_form(body: GenerationRequest) -> list[IgnoredPart]:
+    """Return the form of the answer's text, if a call is demanded in its place."""
+    use = body.answer_style.tools if body.answer_style else None
+    if use is None or use.choice != "required" or body.grammar is None:
+        return []
+    return [IgnoredPart(body.engine_fields["structured_outputs"], "a call is demanded")]
 
 
 def check_ignored(model: LoadedModel, body: GenerationRequest) -> None:
@@ -158,24 +169,24 @@ def refuse_ignored(settings: ApiSettings, tools: Sequence[IgnoredPart], media: S
             raise refuse_media(one.part)
 
 
-def with_tools(turns: ChatTurns, format: ModelFormat, use: ToolUse | None) -> ChatTurns:
+def with_tools(turns: ChatTurns, layout: Layout, use: ToolUse | None) -> ChatTurns:
     """Return a conversation with its tools as the chat template takes them."""
-    if not format.takes_tools:
+    if not layout.takes_tools:
         return replace(turns, messages=describe_tools(turns.messages, use.callable if use else None))
-    if format.text_arguments:
+    if layout.text_arguments:
         turns = replace(turns, messages=with_arguments(turns.messages, as_text))
-    elif format.object_arguments:
+    elif layout.object_arguments:
         turns = replace(turns, messages=with_arguments(turns.messages, as_object))
     return replace(turns, tools=use.definitions if use else None)
 
 
-def limits_reasoning(format: ModelFormat | None) -> bool:
-    return format is not None and format.limits_reasoning
+def limits_reasoning(layout: Layout | None) -> bool:
+    return layout is not None and layout.reasoning is not None
 
 
-def check_reasoning_budget(format: ModelFormat | None, body: GenerationRequest) -> None:
+def check_reasoning_budget(layout: Layout | None, body: GenerationRequest) -> None:
     """Raise ApiError 400 for a limit of the reasoning of a model whose reasoning is not known."""
-    if body.thinking_token_budget in (None, -1) or limits_reasoning(format):
+    if body.thinking_token_budget in (None, -1) or limits_reasoning(layout):
         return
     message = (
         "thinking_token_budget: the tokens that end this model's reasoning are not known; start the server with "
@@ -184,7 +195,7 @@ def check_reasoning_budget(format: ModelFormat | None, body: GenerationRequest) 
     raise ApiError(400, message, param="thinking_token_budget", code=ErrorCode.UNSUPPORTED_VALUE)
 
 
-def check_tools(format: ModelFormat, style: AnswerStyle, searches: bool) -> None:
+def check_tools(layout: Layout, style: AnswerStyle, searches: bool) -> None:
     """Raise ApiError 400 for tools, or a demand on their calls, that the model's format can't express.
 
     searches: the answer is found by a beam search, which takes no grammar.
@@ -192,14 +203,14 @@ def check_tools(format: ModelFormat, style: AnswerStyle, searches: bool) -> None
     use = style.tools
     if use is None:
         return
-    if not format.calls_tools:
+    if not layout.calls_tools:
         message = (
             "the form of this model's tool calls is not known; start the server with --response-template"
         )
         raise ApiError(400, message, param="tools")
-    if use.choice == "required" and format.call is None:
+    if use.choice == "required" and layout.call is None:
         message = "a tool call can't be demanded in the form of this model's calls; use the tool_choice auto"
         raise ApiError(400, message, param="tool_choice")
-    if searches and format.call is not None and use.validated:
+    if searches and layout.call is not None and use.validated:
         message = "a beam search takes no tool_choice but auto and none, and no strict tools"
         raise ApiError(400, message, param="use_beam_search")

@@ -25,7 +25,8 @@ from engine_server.server.api.models import served_model
 from engine_server.server.api.openai_answer import tokenizer_response
 from engine_server.server.api.read_request import refuse_ignored, with_tools
 from engine_server.server.api.tokenizer import require_tokenizer
-from engine_server.server.generation.prompts import ChatTurns, run_by_size, tokenize_chat
+from engine_server.server.generation.chat_turns import ChatTurns
+from engine_server.server.generation.prompts import run_by_size, tokenize_chat
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
@@ -125,9 +126,9 @@ def chat_turns(model: LoadedModel, request: TokenizeRequest) -> ChatTurns:
     """Return the conversation as the chat API renders it. Raises ApiError 400 for what the chat API refuses."""
     refuse_ignored(model.settings, request.ignored_tools, request.media)
     turns = request.turns(model.settings, open_answer=True)
-    if model.format is None:
+    if model.layout is None:
         return turns
-    return with_tools(turns, model.format, tool_use(tools_by_path(request.tools or ()), None, None))
+    return with_tools(turns, model.layout, tool_use(tools_by_path(request.tools or ()), None, None))
 
 
 async def detokenize(model: LoadedModel, request: DetokenizeRequest) -> Detokenized:

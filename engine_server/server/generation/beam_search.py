@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
+from engine_server.engine.input.tokenizer import backend_of
+from engine_server.engine.output.token_decoder import TokenDecoder
+
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from engine_server.contract.caller import ReportedCaller
     from engine_server.engine.async_llm import AsyncLLMEngine
     from engine_server.engine.beam_search import BeamSearchParams
@@ -20,17 +26,31 @@ async def beam_search(
     request_id: str,
     params: BeamSearchParams,
     logprobs: int | None,
+    mark_token_ids: Sequence[int],
     lora: LoRARequest | None,
     prompt_adapter: PromptAdapterRequest | None,
     caller: ReportedCaller | None,
 ) -> RequestOutput:
-    """Return the result of a search: the best beams, with the `logprobs` likeliest tokens at each place."""
+    """Return the result of a search: the best beams, with the `logprobs` likeliest tokens at each place.
+
+    mark_token_ids: those of SamplingParams, for which a search has no parameter.
+    """
     search = engine.beam_search(prompt, request_id, params, lora, prompt_adapter, caller=caller)
     async with aclosing(search) as results:
         result = await anext(results)
     for output in result.outputs:
         limit_logprobs(output, logprobs)
+        if mark_token_ids:
+            output.text = text_with_marks(await engine.get_tokenizer(), output.token_ids, mark_token_ids)
     return result
+
+
+def text_with_marks(
+    tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], mark_token_ids: Sequence[int]
+) -> str:
+    """Return the text of tokens, in which marks are characters."""
+    decoder = TokenDecoder(backend_of(tokenizer), (), skip_special_tokens=True, mark_token_ids=mark_token_ids)
+    return "".join(map(decoder.decode, token_ids)) + decoder.flush()
 
 
 def limit_logprobs(output: CompletionOutput, count: int | None) -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
     from engine_server.requests.prompts import TokensPrompt
     from engine_server.requests.sampling_params import SamplingParams
+    from engine_server.requests.stop_scope import StopScopeFactory
     from engine_server.server.generation.answer_parser import ParserFactory
     from engine_server.server.generation.prompts import PromptSource
     from engine_server.server.generation.tool_use import AnswerStyle
@@ -39,7 +40,7 @@ class AnswerRequest:
     # Unique among the requests in flight.
     engine_id: str
     source: PromptSource
-    # Those of every prompt, apart from the place where a grammar begins.
+    # Those of every prompt, with the form of its text in place of the grammar of the answer.
     params: SamplingParams
     # Search in place of sampling; `params` then says only what is reported.
     beams: BeamSearchParams | None = None
@@ -80,6 +81,8 @@ class PromptPlan:
     params: SamplingParams
     # Makes the parser of a choice.
     parser: ParserFactory
+    # Makes the scope of the stop strings of a choice; None: all of its text.
+    stop_scope: StopScopeFactory | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,7 @@ async def start_prompt(
             trace_headers=request.trace_headers,
             priority=request.priority,
             caller=request.caller,
+            stop_scope=prompt.stop_scope,
         )
     except InvalidRequestError as error:
         raise refusal(error, request.fields) from None
@@ -104,6 +105,7 @@ def start_search(
                     request_id,
                     request.beams,
                     logprobs,
+                    prompt.params.mark_token_ids or (),
                     request.lora,
                     request.prompt_adapter,
                     request.caller,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from engine_server.contract.quoting import shorten
+from engine_server.server.generation.answer_start import NO_START, AnswerStart, answer_start
+from engine_server.server.generation.chat_turns import ChatTurns
 from engine_server.server.generation.template_clock import stopped_clock
 from engine_server.server.http.errors import ApiError
 
@@ -22,25 +24,6 @@ LONG_TEXT = 20_000
 ITEM_OVERHEAD = 100
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class ChatTurns:
-    """A conversation as a chat template takes it."""
-
-    messages: list[dict[str, Any]]
-    # Append the beginning of an assistant's message.
-    open_answer: bool
-    # Leave the last message open, so that the answer continues it.
-    continue_last: bool
-    # The tools' definitions, in the form of OpenAI's chat API.
-    tools: list[dict[str, Any]] | None = None
-    # Further variables of the template.
-    variables: Mapping[str, Any] = field(default_factory=dict)
-    # In place of the model's own template.
-    template: str | None = None
-    # Add special tokens to those that the template writes itself.
-    add_special_tokens: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +69,17 @@ class ChatSource:
 PromptSource = TextSource | ChatSource
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedPrompt:
+    """A prompt as tokens, and the part of the answer that it ends with."""
+
+    tokens: TokensPrompt
+    start: AnswerStart = NO_START
+
+
 async def tokenize(
     engine: AsyncLLMEngine, source: PromptSource, created: int | None = None
-) -> list[TokensPrompt]:
+) -> list[PreparedPrompt]:
     """Return the prompts of a request as tokens. Raises ApiError 400 for a text that can't fit the context.
 
     created: the time for chat templates, in seconds since the epoch; None: now.
@@ -96,14 +87,23 @@ async def tokenize(
     if isinstance(source, TextSource):
         tokenized = await tokenize_prompts(engine, source.texts, source.add_special_tokens, source.any_length)
         prompts = [finish_prompt(prompt, source) for prompt in tokenized]
-        return await decode_prompts(engine, prompts) if source.repeated else prompts
+        if source.repeated:
+            prompts = await decode_prompts(engine, prompts)
+        return [PreparedPrompt(prompt) for prompt in prompts]
     try:
-        tokenized = await tokenize_chats(engine, source.conversations, source.any_length, created)
+        chats = await tokenize_chats(engine, source.conversations, source.any_length, created)
     except ApiError as error:
         error.param = source.field
         raise
-    # The end of a cut prompt's text says how the answer begins, as within its reasoning.
-    return await decode_prompts(engine, [finish_prompt(prompt, source) for prompt in tokenized])
+    return [finish_chat(chat, source) for chat in chats]
+
+
+def finish_chat(chat: PreparedPrompt, source: PromptSource) -> PreparedPrompt:
+    """Return a conversation's prompt, cut as the request asks. A cut of its end takes the answer's beginning away."""
+    tokens = finish_prompt(chat.tokens, source)
+    kept = tokens["prompt_token_ids"]
+    ends_alike = chat.tokens["prompt_token_ids"][-len(kept) :] == kept
+    return PreparedPrompt(tokens, chat.start if ends_alike else NO_START)
 
 
 def finish_prompt(prompt: TokensPrompt, source: PromptSource) -> TokensPrompt:
@@ -169,8 +169,8 @@ def check_length(processor: Processor, text: str, param: str) -> None:
 
 async def tokenize_chat(engine: AsyncLLMEngine, turns: ChatTurns) -> TokensPrompt:
     """Do the same for one conversation as `tokenize_chats` does for several."""
-    (prompt,) = await tokenize_chats(engine, [turns])
-    return prompt
+    (chat,) = await tokenize_chats(engine, [turns])
+    return chat.tokens
 
 
 async def tokenize_chats(
@@ -178,7 +178,7 @@ async def tokenize_chats(
     conversations: Sequence[ChatTurns],
     any_length: bool = False,
     created: int | None = None,
-) -> list[TokensPrompt]:
+) -> list[PreparedPrompt]:
     """Render the chat template for each conversation, and tokenize the result.
 
     created: the time for the template, in seconds since the epoch; None: now. Raises ApiError 400 for messages that
@@ -206,7 +206,7 @@ def num_characters(value: object) -> int:
 
 def render_chat(
     processor: Processor, turns: ChatTurns, any_length: bool, created: int | None
-) -> TokensPrompt:
+) -> PreparedPrompt:
     tokenizer: Any = processor.tokenizer
     try:
         template = tokenizer.get_chat_template(turns.template, turns.tools)
@@ -221,13 +221,14 @@ def render_chat(
                 chat_template=template,
                 **turns.variables,
             )
+            start = answer_start(tokenizer, turns, template, text)
     except Exception as error:  # a template may raise any, given data that it doesn't expect
         message = f"messages don't fit the model's chat template: {shorten(str(error))}"
         raise ApiError(400, message, param="messages") from None
     if not any_length:
         check_length(processor, text, "messages")
     token_ids = tokenizer(text, add_special_tokens=turns.add_special_tokens).input_ids
-    return {"prompt_token_ids": token_ids, "prompt": text}
+    return PreparedPrompt({"prompt_token_ids": token_ids, "prompt": text}, start)
 
 
 async def run_by_size(size: int, work: Callable[[], T]) -> T:

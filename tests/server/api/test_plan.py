@@ -1,27 +1,26 @@
 """The plan of an answer is made once: parameters are never changed after they were made, and a plan is a value."""
 
 import ast
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
-from server.parsers.recorded_answers import TOOLS, our_format
+from server.conversation.recorded_answers import TOOLS, our_layout
 
 import engine_server.server
-from engine_server.requests.reasoning import Mark
 from engine_server.requests.sampling_params import SamplingParams
 from engine_server.requests.structured_outputs import StructuredOutputsParams
 from engine_server.server.api.plan_answer import plan_answer
+from engine_server.server.generation.answer_start import AnswerStart
 from engine_server.server.generation.plan import AnswerIdentity, AnswerRequest
-from engine_server.server.generation.prompts import TextSource
+from engine_server.server.generation.prompts import PreparedPrompt, TextSource
 from engine_server.server.generation.tool_use import AnswerStyle, ToolUse
 from engine_server.server.loaded_model import LoadedModel
 
 SOURCE = Path(engine_server.server.__file__).parent
-OPEN = {"prompt_token_ids": [1], "prompt": "<|im_start|>assistant\n<think>\n"}
-CLOSED = {"prompt_token_ids": [2], "prompt": "<|im_start|>assistant\n<think>\nEasy.\n</think>\n\n"}
-END = Mark("</think>", [7, 8], exact=False)
+OPEN = PreparedPrompt({"prompt_token_ids": [1]}, AnswerStart("<|im_start|>assistant\n<think>\n"))
+CLOSED = PreparedPrompt({"prompt_token_ids": [2]}, AnswerStart("<think>\nEasy.\n</think>\n\n"))
 
 
 def assigned_parameters(tree: ast.AST) -> list[int]:
@@ -63,10 +62,9 @@ def request(style: AnswerStyle | None, **parameters: Any) -> AnswerRequest:
 
 
 def model(name: str = "hermes") -> LoadedModel:
-    """A model of which only the format counts."""
-    found = replace(our_format(name), reasoning_end=END)
+    """A model of which only the layout counts, whose marks are tokens."""
     nothing = dict.fromkeys(LoadedModel.__dataclass_fields__)
-    return cast(Any, LoadedModel)(**nothing | {"format": found})
+    return cast(Any, LoadedModel)(**nothing | {"layout": our_layout(name, tokens=True), "token_bytes": ()})
 
 
 @pytest.mark.parametrize("prompts", [(OPEN, CLOSED), (CLOSED, OPEN)])
@@ -82,21 +80,14 @@ def test_each_prompts_grammar_begins_after_its_own_reasoning(
     style: AnswerStyle, parameters: dict[str, Any], prompts: Any
 ) -> None:
     plan = plan_answer(model(), request(style, **parameters), prompts)
-    grammars = [planned.params.structured_outputs for planned in plan.prompts]
-    assert [grammar and grammar.starts_after for grammar in grammars] == [
-        END.token_ids if prompt is OPEN else None for prompt in prompts
-    ]
-
-
-def test_prompts_without_a_grammar_share_the_requests_parameters() -> None:
-    asked = request(AnswerStyle(ToolUse(TOOLS)))
-    plan = plan_answer(model(), asked, [cast(Any, OPEN), cast(Any, CLOSED)])
-    assert all(planned.params is asked.params for planned in plan.prompts)
+    reasoning = [planned.params.reasoning for planned in plan.prompts]
+    assert [one is not None and one.inside for one in reasoning] == [prompt is OPEN for prompt in prompts]
+    assert all(planned.params.structured_outputs for planned in plan.prompts)
 
 
 def test_a_plan_leaves_its_arguments_as_they_are() -> None:
     asked = request(AnswerStyle(), structured_outputs=StructuredOutputsParams(json_object=True))
-    prompt = cast(Any, dict(OPEN))
-    first, second = (plan_answer(model(), asked, [prompt]) for _ in range(2))
-    assert prompt == OPEN and asked.params.structured_outputs.starts_after is None  # type: ignore[union-attr]
+    before = msgspec.structs.replace(asked.params)
+    first, second = (plan_answer(model(), asked, [OPEN]) for _ in range(2))
+    assert asked.params == before
     assert first.prompts[0].params == second.prompts[0].params

@@ -5,15 +5,16 @@ from typing import Any
 
 import jsonschema
 import pytest
-from server.parsers.recorded_answers import our_format
-from server.parsers.test_template_parser import calls_of, parse
+from server.conversation.recorded_answers import our_layout, reading
+from server.conversation.test_reader import calls_of, parse
 from structured.schemas.client_schemas import ALL
-from structured.walks import random_text
+from structured.walks import BYTES
 from tiers import tiered
 
 from engine_server.requests.structured_outputs import StructuredOutputsParams
+from engine_server.server.conversation.grammar import answer_grammar
+from engine_server.server.conversation.start import StartState
 from engine_server.server.generation.tool_use import ToolUse
-from engine_server.server.parsers.tool_grammar import call_grammar
 from engine_server.structured.description import grammar_text
 from engine_server.structured.schemas.relaxed import relax
 
@@ -34,7 +35,7 @@ WALKS = 15
 
 def check_form(schema: Any, seed: int) -> None:
     relaxed = relax(schema, "schema").schema
-    text = random_text(grammar_text(StructuredOutputsParams(json=relaxed), {}), seed)
+    text = BYTES.random_text(grammar_text(StructuredOutputsParams(json=relaxed), {}), seed)
     jsonschema.validate(json.loads(text), relaxed)
 
 
@@ -42,14 +43,10 @@ def check_call(schema: Any, form: str, seed: int) -> None:
     relaxed = relax(schema, "parameters").schema
     tool = {"type": "function", "function": {"name": "run", "parameters": schema}}
     use = ToolUse([tool], "required", parallel=False, paths=("parameters",), schemas={"parameters": relaxed})
-    format = our_format(form)
-    assert format.call is not None
-    params = call_grammar(format.call, use, None)
-    assert params is not None
-    text = random_text(grammar_text(params, {}), seed)
-    answer = format.answer("chatcmpl-1", "", [tool], whole=True)
-    assert answer is not None
-    calls = calls_of(parse(answer.parser(0), text))
+    grammar = answer_grammar(our_layout(form), StartState("past"), use, None)
+    assert grammar is not None
+    text = BYTES.random_text(grammar_text(grammar.params, {}), seed)
+    calls = calls_of(parse(reading(form, tools=[tool], whole=True).reader(0), text))
     assert len(calls) == 1, text
     ((name, arguments),) = calls
     assert name == "run"

@@ -11,7 +11,7 @@ from engine_server.server.api.chat.messages import Message, template_messages
 from engine_server.server.api.chat.template_variables import check_variables
 from engine_server.server.api.fields import only
 from engine_server.server.api.generation_request import ApiRequest
-from engine_server.server.generation.prompts import ChatTurns
+from engine_server.server.generation.chat_turns import ChatTurns
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from engine_server.server.api.content import MediaUse
 from engine_server.server.api.fields import Ignored, only
 from engine_server.server.api.generation_request import GenerationRequest
 from engine_server.server.api.ignored import IgnoredPart, ignored_tools
-from engine_server.server.generation.prompts import ChatSource, ChatTurns
+from engine_server.server.generation.chat_turns import ChatTurns
+from engine_server.server.generation.prompts import ChatSource
 from engine_server.server.generation.tool_use import AnswerStyle, ToolUse
 from engine_server.server.http.errors import ApiError
 

@@ -20,7 +20,7 @@ from engine_server.server.api.messages.blocks import TextBlock, TextContent
 from engine_server.server.api.messages.context_edits import ContextManagement
 from engine_server.server.api.messages.tools import ToolChoice, Tools, tools_by_path
 from engine_server.server.api.messages.turns import Message, media_in, template_messages
-from engine_server.server.generation.prompts import ChatTurns
+from engine_server.server.generation.chat_turns import ChatTurns
 from engine_server.server.generation.tool_use import ToolUse
 from engine_server.server.http.errors import ApiError
 

@@ -21,7 +21,7 @@ from engine_server.server.api.content import refuse_media
 from engine_server.server.api.fields import Ignored, only, prompt_list
 from engine_server.server.api.generation_request import ApiRequest
 from engine_server.server.api.pooling.context import RequestContext
-from engine_server.server.generation.prompts import ChatTurns
+from engine_server.server.generation.chat_turns import ChatTurns
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:

@@ -30,7 +30,8 @@ from engine_server.server.api.responses.tools import (
     tools_by_path,
 )
 from engine_server.server.api.responses.tools import NamedTool as NamedChoice
-from engine_server.server.generation.prompts import ChatTurns, Cut
+from engine_server.server.generation.chat_turns import ChatTurns
+from engine_server.server.generation.prompts import Cut
 from engine_server.server.generation.tool_use import ToolUse
 from engine_server.server.http.errors import ApiError
 

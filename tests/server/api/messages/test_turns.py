@@ -7,7 +7,7 @@ import pytest
 
 from engine_server.server.api.generation_request import parse_request
 from engine_server.server.api.messages.request import MessagesRequest
-from engine_server.server.generation.prompts import ChatTurns
+from engine_server.server.generation.chat_turns import ChatTurns
 from engine_server.server.http.errors import ApiError
 
 CALL = {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {"city": "Paris"}}
@@ -190,14 +190,6 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "https://example.com/
         ),
         ({"tools": [TOOL, TOOL]}, "tools", "twice"),
         ({"tools": [TOOL | {"input_schema": {"type": "string"}}]}, "tools.0.custom.input_schema", "object"),
-        (
-            {
-                "tools": [TOOL | {"strict": True}],
-                "output_config": {"format": {"type": "json_schema", "schema": {}}},
-            },
-            "tools",
-            "exclude each other",
-        ),
         ({"n": 2}, "n", "not supported"),
         ({"mcp_servers": [{"url": "https://example.com"}]}, "mcp_servers", "not supported"),
     ],

@@ -7,7 +7,7 @@ import pytest
 
 from engine_server.server.api.generation_request import parse_request
 from engine_server.server.api.responses.request import ResponsesRequest
-from engine_server.server.generation.prompts import ChatTurns
+from engine_server.server.generation.chat_turns import ChatTurns
 from engine_server.server.http.errors import ApiError
 
 CALL = {"type": "function_call", "call_id": "call_1", "name": "get_weather", "arguments": '{"city": "Paris"}'}

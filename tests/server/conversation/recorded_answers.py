@@ -1,17 +1,25 @@
 """Our formats, each with an answer as a model of that format writes it."""
 
+import re
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 import yaml
+from small_tokenizers import byte_level
+from transformers import PreTrainedTokenizerFast
 
-from engine_server.server.parsers.model_format import TEMPLATES, ModelFormat, load_template
-from engine_server.server.parsers.tool_grammar import CallForm
+from engine_server.server.conversation.find_layout import FORMATS as FORMATS_FILE
+from engine_server.server.conversation.find_layout import find_layout
+from engine_server.server.conversation.layout import Layout
+from engine_server.server.conversation.reader import ReadAnswer
+from engine_server.server.conversation.response_template import strings
+from engine_server.server.generation.answer_start import NO_START, AnswerStart
+from engine_server.structured.schemas.arguments import ArgumentTypes
 
 FORMATS: dict[str, Any] = yaml.safe_load(
-    files("engine_server.server.parsers").joinpath(TEMPLATES).read_text("utf-8")
+    files("engine_server.server.conversation").joinpath(FORMATS_FILE).read_text("utf-8")
 )
 
 WEATHER = {
@@ -35,7 +43,7 @@ class Recording:
     """The text of an answer with reasoning, content and the two calls."""
 
     text: str
-    prompt: str = ""
+    start: AnswerStart = NO_START
     reasoning: str = "I need the weather."
     content: str = "I'll look.\n\n  It takes a moment."
 
@@ -55,13 +63,13 @@ RECORDINGS = {
         f"{CONTENT}\n\n<tool_call>\n<function=get_weather>\n"
         '<parameter=city>\nKöln "Süd"\n\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>\n'
         "<tool_call>\n<function=now>\n</function>\n</tool_call>",
-        prompt="<|im_start|>user\n<think> is a tag<|im_end|>\n<|im_start|>assistant\n<think>\n",
+        start=AnswerStart("<|im_start|>assistant\n<think>\n"),
     ),
     "deepseek": Recording(
         f"I need the weather.\n</think>\n\n{CONTENT}<｜tool▁calls▁begin｜>"
         f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{ARGUMENTS}\n```<｜tool▁call▁end｜>\n"
         "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-        prompt="<｜User｜>Weather?<｜Assistant｜><think>\n",
+        start=AnswerStart("<｜Assistant｜><think>\n"),
     ),
     "mistral": Recording(
         f"[THINK]I need the weather.[/THINK]{CONTENT}[TOOL_CALLS]get_weather[ARGS]{ARGUMENTS}"
@@ -90,9 +98,60 @@ RECORDINGS = {
 }
 
 
+RECORDINGS["glm"] = Recording(
+    f'{THOUGHT}{CONTENT}\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Köln "Süd"\n</arg_value>\n'
+    "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>now\n</tool_call>"
+)
+RECORDINGS["cohere"] = Recording(
+    f"<|START_THINKING|>I need the weather.<|END_THINKING|>{CONTENT}<|START_ACTION|>["
+    f'{{"tool_call_id": "0", "tool_name": "get_weather", "parameters": {ARGUMENTS}}},\n'
+    '{"tool_call_id": "1", "tool_name": "now", "parameters": {}}]<|END_ACTION|>'
+)
+MARK = re.compile(r"<[^<>\s()\[\]]+>|\[/?[A-Z_]+\]")
+
+
+def marks_of(name: str) -> list[str]:
+    """Return the marks in the delimiters of a format."""
+    texts = [text.replace("\\", "").replace("?P<", "") for text in strings(FORMATS[name])]
+    return sorted({mark for text in texts for mark in MARK.findall(text)})
+
+
 @cache
-def our_format(name: str) -> ModelFormat:
+def tokenizer_with(marks: tuple[str, ...]) -> Any:
+    """Return a tokenizer for which these texts are tokens."""
+    return PreTrainedTokenizerFast(tokenizer_object=byte_level(marks), eos_token="</s>")
+
+
+@cache
+def our_layout(name: str, tokens: bool = False) -> Layout:
+    """Return the layout of one of our formats. tokens: each of its marks is a token."""
+    tokenizer = tokenizer_with(tuple(marks_of(name)) if tokens else ())
     found = FORMATS[name]
-    call = CallForm(**found["call"]) if "call" in found else None
-    short_ids = found.get("call_id") == "short"
-    return ModelFormat(name, load_template(name, found["template"]), call, short_ids)
+    marks = [*found["marks"], found.get("reasoning_mark", "")]
+    tokenizer.chat_template = f"{{{{ tools }}}}{{# {' '.join(marks)} #}}"
+    layout = find_layout(tokenizer, None)
+    assert layout.name == name
+    return layout
+
+
+def reading(
+    name: str,
+    start: AnswerStart = NO_START,
+    tools: list[dict[str, Any]] | None = TOOLS,
+    tokens: bool = False,
+    answer_id: str = "chatcmpl-1",
+    **options: Any,
+) -> ReadAnswer:
+    """Return the reading of answers in a format."""
+    layout = our_layout(name, tokens)
+    properties = {
+        tool["function"]["name"]: ArgumentTypes(tool["function"].get("parameters")) for tool in tools or ()
+    }
+    return ReadAnswer(
+        regions=layout.regions(tools is not None),
+        answer_id=answer_id,
+        start=start,
+        properties=properties,
+        short_call_ids=layout.call_id == "short",
+        **options,
+    )

@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from server.parsers.recorded_answers import CALLS, FORMATS, RECORDINGS, TOOLS, our_format
+from server.conversation.recorded_answers import CALLS, FORMATS, RECORDINGS, our_layout, reading
 from tiers import tiered
 
+from engine_server.server.conversation.reader import AnswerReader
+from engine_server.server.generation.answer_start import NO_START, AnswerStart
 from engine_server.server.generation.events import Part, Reasoning, Text, ToolCall
 from engine_server.server.generation.parts import join_parts
-from engine_server.server.parsers.template_parser import TemplateParser
 
 FORMAT_NAMES = sorted(RECORDINGS)
 # Of calls as JSON, with tags for parameters, and with quotes of their own.
@@ -20,15 +21,18 @@ by_format = pytest.mark.parametrize(
 )
 
 
-def parser(name: str, prompt: str = "", **options: bool) -> TemplateParser:
-    answer = our_format(name).answer("chatcmpl-1", prompt, TOOLS, **options)
-    assert answer is not None
-    return answer.parser(0)
+def parser(name: str, start: AnswerStart = NO_START, **options: Any) -> AnswerReader:
+    return reading(name, start, **options).reader(0)
 
 
-def parse(reader: TemplateParser, *pieces: str) -> list[Part]:
+def parse(reader: AnswerReader, *pieces: str) -> list[Part]:
     parts = [part for piece in pieces for part in reader.feed(piece)]
     return join_parts(parts + reader.end())
+
+
+def marked(name: str, text: str, tokens: bool) -> str:
+    """Return an answer's text, in which tokens that are marks are characters."""
+    return our_layout(name, tokens).with_calls.marks.marked(text)
 
 
 def text_of(parts: list[Part], kind: type[Text] | type[Reasoning]) -> str:
@@ -54,31 +58,37 @@ def cut(text: str, places: list[int]) -> list[str]:
 
 def test_every_format_has_a_recording() -> None:
     assert set(RECORDINGS) == {
-        name for name, found in FORMATS.items() if "tool_calls" in found["template"]["fields"]
+        name
+        for name, found in FORMATS.items()
+        if "channels" in found or "tool_calls" in found["template"]["fields"]
     }
 
 
+@pytest.mark.parametrize("tokens", [False, True])
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("name", FORMAT_NAMES)
-def test_splits_reasoning_content_and_calls(name: str, whole: bool) -> None:
+def test_splits_reasoning_content_and_calls(name: str, whole: bool, tokens: bool) -> None:
     recording = RECORDINGS[name]
-    parts = parse(parser(name, recording.prompt, whole=whole), recording.text)
+    reader = parser(name, recording.start, whole=whole, tokens=tokens)
+    parts = parse(reader, marked(name, recording.text, tokens))
     assert text_of(parts, Reasoning) == recording.reasoning
     assert text_of(parts, Text) == recording.content
     assert calls_of(parts) == CALLS
 
 
 @by_format
+@pytest.mark.parametrize("tokens", [False, True])
 @pytest.mark.parametrize("whole", [False, True])
 @given(places=st.lists(st.integers(0, 10_000), max_size=40), end=st.integers(0, 10_000))
 def test_parts_do_not_depend_on_the_division_into_deltas(
-    name: str, whole: bool, places: list[int], end: int
+    name: str, whole: bool, tokens: bool, places: list[int], end: int
 ) -> None:
-    recording = RECORDINGS[name]
-    text = recording.text[: len(recording.text) - end % len(recording.text)]
-    at_once = parse(parser(name, recording.prompt, whole=whole), text)
-    assert parse(parser(name, recording.prompt, whole=whole), *cut(text, places)) == at_once
-    assert parse(parser(name, recording.prompt, whole=whole), *text) == at_once
+    start, whole_text = RECORDINGS[name].start, marked(name, RECORDINGS[name].text, tokens)
+    text = whole_text[: len(whole_text) - end % len(whole_text)]
+    options = {"whole": whole, "tokens": tokens}
+    at_once = parse(parser(name, start, **options), text)
+    assert parse(parser(name, start, **options), *cut(text, places)) == at_once
+    assert parse(parser(name, start, **options), *text) == at_once
 
 
 def fragments(name: str) -> st.SearchStrategy[str]:
@@ -139,7 +149,7 @@ def test_long_argument_is_streamed_while_it_is_generated(name: str) -> None:
 @pytest.mark.parametrize("name", FORMAT_NAMES)
 def test_text_of_an_unclosed_region_is_not_kept(name: str) -> None:
     recording = RECORDINGS[name]
-    reader = parser(name, recording.prompt)
+    reader = parser(name, recording.start)
     opening = recording.text[: recording.text.index("days")]
     reader.feed(opening)
     for _ in range(5_000):
@@ -187,9 +197,7 @@ def test_call_is_complete_although_its_closing_delimiter_is_cut() -> None:
 @pytest.mark.parametrize("whole", [False, True])
 def test_only_the_first_call_is_kept_where_one_is_allowed(whole: bool) -> None:
     for name in FORMAT_NAMES:
-        parts = parse(
-            parser(name, RECORDINGS[name].prompt, whole=whole, one_call=True), RECORDINGS[name].text
-        )
+        parts = parse(parser(name, RECORDINGS[name].start, whole=whole, one_call=True), RECORDINGS[name].text)
         assert calls_of(parts) == CALLS[:1]
 
 
@@ -201,29 +209,20 @@ def test_reasoning_is_left_out_on_request() -> None:
 
 def test_calls_are_text_without_tools() -> None:
     text = hermes_call("{}")
-    answer = our_format("hermes").answer("chatcmpl-1", "", None)
-    assert answer is not None
-    assert parse(answer.parser(0), text) == [Text(text)]
+    assert parse(parser("hermes", tools=None), text) == [Text(text)]
 
 
 def test_prompt_that_closed_the_reasoning_starts_with_content() -> None:
-    prompt = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
-    assert parse(parser("hermes", prompt), "Hello") == [Text("Hello")]
-
-
-def test_tags_in_earlier_turns_of_the_prompt_do_not_open_the_reasoning() -> None:
-    assert parse(parser("hermes", "What is <think>?"), "Hello") == [Text("Hello")]
+    start = AnswerStart("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    assert parse(parser("hermes", start), "Hello") == [Text("Hello")]
 
 
 def test_ids_of_calls_depend_on_answer_choice_and_index_alone() -> None:
     text = RECORDINGS["hermes"].text
 
     def ids(answer_id: str, choice: int) -> list[str]:
-        answer = our_format("hermes").answer(answer_id, "", TOOLS)
-        assert answer is not None
-        return [
-            part.id for part in parse(answer.parser(choice), *text) if isinstance(part, ToolCall) and part.id
-        ]
+        reader = reading("hermes", answer_id=answer_id).reader(choice)
+        return [part.id for part in parse(reader, *text) if isinstance(part, ToolCall) and part.id]
 
     assert ids("chatcmpl-1", 0) == ids("chatcmpl-1", 0)
     assert len({*ids("chatcmpl-1", 0), *ids("chatcmpl-1", 1), *ids("chatcmpl-2", 0)}) == 6

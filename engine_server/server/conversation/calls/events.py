@@ -1,7 +1,10 @@
 """The events of the tool calls in a region."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
+
+from engine_server.structured.schemas.arguments import ArgumentTypes
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +42,9 @@ class CallReader(Protocol):
 
     def close(self, terminated: bool) -> list[CallEvent]:
         """Return the last events. terminated: the region was ended by its delimiter, not by the answer's end."""
+
+
+# What the arguments of each tool may be, by the tool's name.
+Properties = Mapping[str, ArgumentTypes]
+# Makes the reader of a region from the groups of its delimiter.
+ReaderFactory = Callable[[Mapping[str, str], Properties], CallReader]

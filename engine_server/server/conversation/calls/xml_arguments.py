@@ -4,33 +4,40 @@ from __future__ import annotations
 
 import json
 
-from transformers.utils.chat_parsing.response_templates import ResponseTemplate, load_response_template
+import regex
 
-from engine_server.server.parsers.call_events import (
+from engine_server.server.conversation.calls.events import (
     ArgumentText,
     CallEnded,
     CallEvent,
     CallStarted,
     Malformed,
 )
-from engine_server.server.parsers.json_text import escape
-from engine_server.server.parsers.regions import Body, Closed, Opened, RegionScanner
+from engine_server.server.conversation.calls.json_text import escape
+from engine_server.server.conversation.regions import (
+    Body,
+    Closed,
+    Delimiter,
+    Event,
+    Opened,
+    Region,
+    RegionScanner,
+)
 from engine_server.structured.schemas.arguments import ArgumentTypes
 from engine_server.structured.schemas.meaning import Allowed
 from engine_server.structured.schemas.values import json_type
 
 # The group of a tag's pattern that matches the argument's value.
 VALUE = r"(?P<value>.*?)"
-ARGUMENT = "argument"
 
 
-def argument_template(tag_pattern: str) -> ResponseTemplate | None:
-    """Return a template whose regions are the arguments; None for a pattern that can't be read piece by piece."""
+def argument_region(tag_pattern: str) -> Region | None:
+    """Return the region that is one argument; None for a pattern that can't be read piece by piece."""
     opening, value, closing = tag_pattern.partition(VALUE)
     if not value or not closing or "(?P<key>" not in opening or "(?P" in closing:
         return None
-    argument = {"open_pattern": opening, "close_pattern": closing, "transform": "{key}"}
-    return load_response_template({"start_anchor": "\0", "fields": {ARGUMENT: argument}})
+    open, close = (Delimiter(regex.compile(pattern, regex.DOTALL)) for pattern in (opening, closing))
+    return Region("argument", "call", open, close)
 
 
 class XmlArguments:
@@ -39,10 +46,10 @@ class XmlArguments:
     types: what the tool's arguments may be.
     """
 
-    def __init__(self, name: str, template: ResponseTemplate, types: ArgumentTypes) -> None:
+    def __init__(self, name: str, argument: Region, types: ArgumentTypes) -> None:
         self._name = name
         self._types = types
-        self._tags = RegionScanner(template)
+        self._tags = RegionScanner([argument])
         self._started = False
         self._first = True
         # Of the latest argument.
@@ -65,7 +72,7 @@ class XmlArguments:
         self._started = True
         return [CallStarted(self._name)]
 
-    def _read(self, tags: list[Opened | Body | Closed]) -> list[CallEvent]:
+    def _read(self, tags: list[Event]) -> list[CallEvent]:
         pieces = []
         for tag in tags:
             match tag:
@@ -77,11 +84,11 @@ class XmlArguments:
                     )
                     pieces.append(': "' if self._streams else ": ")
                     self._first = False
-                case Body(text=text) if self._streams:
+                case Body(kind="call", text=text) if self._streams:
                     pieces.append(escape(text))
-                case Body(text=text):
+                case Body(kind="call", text=text):
                     self._value.append(text)
-                case Closed(text=text) if text:
+                case Closed(text=text) if text and self._open:
                     self._open = False
                     pieces.append('"' if self._streams else convert("".join(self._value), self._allowed))
                     self._value = []

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from engine_server.server.parsers.call_events import (
+from engine_server.server.conversation.calls.events import (
     ArgumentText,
     CallEnded,
     CallEvent,
     CallStarted,
     Malformed,
 )
-from engine_server.server.parsers.json_text import WHITESPACE, JsonValue, is_json_object
+from engine_server.server.conversation.calls.json_text import WHITESPACE, JsonValue, is_json_object
 
 # Characters before, between and after calls.
 SEPARATORS = WHITESPACE + ",;[]"

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from transformers.utils.chat_parsing.content_parsers import process_field
 from transformers.utils.chat_parsing.response_templates import ResponseTemplateField
 
-from engine_server.server.parsers.call_events import (
+from engine_server.server.conversation.calls.events import (
     ArgumentText,
     CallEnded,
     CallEvent,
     CallReader,
     CallStarted,
     Malformed,
+    Properties,
+    ReaderFactory,
 )
-from engine_server.server.parsers.json_calls import JsonArguments, JsonCalls
-from engine_server.server.parsers.json_dialect import DialectReader
-from engine_server.server.parsers.json_text import is_json_object, to_json
-from engine_server.server.parsers.xml_arguments import XmlArguments, argument_template
-from engine_server.structured.schemas.arguments import NO_TYPES, ArgumentTypes
-
-# What the arguments of each tool may be, by the tool's name.
-Properties = Mapping[str, ArgumentTypes]
-# Makes the reader of a region from the groups of its delimiter.
-ReaderFactory = Callable[[Mapping[str, str], Properties], CallReader]
+from engine_server.server.conversation.calls.json_calls import JsonArguments, JsonCalls
+from engine_server.server.conversation.calls.json_dialect import DialectReader
+from engine_server.server.conversation.calls.json_text import is_json_object, to_json
+from engine_server.server.conversation.calls.xml_arguments import XmlArguments, argument_region
+from engine_server.structured.schemas.arguments import NO_TYPES
 
 CAPTURED_NAME = "{name}"
 WHOLE_CONTENT = "{content}"
@@ -44,10 +41,10 @@ def reader_factory(field: ResponseTemplateField) -> ReaderFactory:
             return in_dialect(make, field.content_args)
     elif field.content == "xml-inline" and name == CAPTURED_NAME and arguments == WHOLE_CONTENT:
         plain = not field.content_args.get("value_parser") and not field.content_args.get("merge_duplicates")
-        template = argument_template(field.content_args["tag_pattern"]) if plain else None
-        if template is not None:
+        argument = argument_region(field.content_args["tag_pattern"]) if plain else None
+        if argument is not None:
             return lambda captures, properties: XmlArguments(
-                captures["name"].strip(), template, properties.get(captures["name"].strip(), NO_TYPES)
+                captures["name"].strip(), argument, properties.get(captures["name"].strip(), NO_TYPES)
             )
     return lambda captures, properties: WholeCalls(field, captures)
 

@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from server.parsers.recorded_answers import our_format
-from server.parsers.test_template_parser import calls_of, parse
+from server.conversation.recorded_answers import reading
+from server.conversation.test_reader import calls_of, parse
 
 INTEGER, TEXT, NULL = {"type": "integer"}, {"type": "string"}, {"type": "null"}
 DEFINITIONS = {"Level": {"enum": [1, 2]}, "Cycle": {"anyOf": [{"$ref": "#/$defs/Cycle"}, NULL]}}
@@ -39,16 +39,14 @@ def test_argument_has_the_type_of_its_schema(number: int) -> None:
     parameters = {"type": "object", "properties": {"value": schema}, "$defs": DEFINITIONS}
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
     text = f"<tool_call>\n<function=f>\n<parameter=value>\n{written}\n</parameter>\n</function>\n</tool_call>"
-    answer = our_format("qwen3_coder").answer("chatcmpl-1", "", [tool])
-    assert answer is not None
+    answer = reading("qwen3_coder", tools=[tool])
     for pieces in ([text], list(text)):
-        assert calls_of(parse(answer.parser(0), *pieces)) == [("f", {"value": expected})]
+        assert calls_of(parse(answer.reader(0), *pieces)) == [("f", {"value": expected})]
 
 
 def test_undeclared_argument_has_the_type_of_additional_properties() -> None:
     parameters = {"type": "object", "additionalProperties": INTEGER}
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
     text = "<tool_call>\n<function=f>\n<parameter=any>\n5\n</parameter>\n</function>\n</tool_call>"
-    answer = our_format("qwen3_coder").answer("chatcmpl-1", "", [tool])
-    assert answer is not None
-    assert calls_of(parse(answer.parser(0), text)) == [("f", {"any": 5})]
+    answer = reading("qwen3_coder", tools=[tool])
+    assert calls_of(parse(answer.reader(0), text)) == [("f", {"any": 5})]

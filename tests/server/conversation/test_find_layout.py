@@ -5,14 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server.parsers.recorded_answers import FORMATS
+from server.conversation.recorded_answers import FORMATS
+from server.conversation.test_reader import parse
 from transformers import AutoTokenizer
 
 from engine_server.models import resolve
+from engine_server.requests.marks import mark_character
 from engine_server.requests.reasoning import Mark
 from engine_server.server.api.read_request import with_tools as with_tools_of
-from engine_server.server.generation.prompts import ChatTurns
-from engine_server.server.parsers.model_format import find_format
+from engine_server.server.conversation.find_layout import find_layout
+from engine_server.server.conversation.reader import ReadAnswer
+from engine_server.server.generation.chat_turns import ChatTurns
+from engine_server.server.generation.events import Reasoning, Text
 
 TURNS = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 CALLS = "{% for m in messages %}{% for call in m.tool_calls or [] %}{{ ARGUMENTS }}{% endfor %}{% endfor %}"
@@ -40,50 +44,51 @@ def with_tools(*marks: str) -> str:
 @pytest.mark.parametrize("name", [name for name in FORMATS if name != "thinking"])
 def test_format_is_found_by_marks_in_the_chat_template(tokenizer: Any, name: str) -> None:
     tokenizer.chat_template = with_tools(*FORMATS[name]["marks"])
-    found = find_format(tokenizer, None)
+    found = find_layout(tokenizer, None)
     assert found.name == name
     assert found.calls_tools
     assert found.takes_tools
 
 
 def test_chat_template_without_tools_gets_the_form_of_hermes(tokenizer: Any) -> None:
-    found = find_format(tokenizer, None)
+    found = find_layout(tokenizer, None)
     assert found.name == "hermes"
     assert found.calls_tools
     assert not found.takes_tools
-    assert found.without_calls is None, "the chat template has no mark of reasoning"
+    assert found.without_calls.is_plain, "the chat template has no mark of reasoning"
 
 
 def test_chat_template_with_tools_of_an_unknown_form_calls_none(tokenizer: Any) -> None:
     tokenizer.chat_template = with_tools("<<<call>>>")
-    found = find_format(tokenizer, None)
+    found = find_layout(tokenizer, None)
     assert not found.calls_tools
-    assert found.template is None
+    assert found.with_calls.is_plain
 
 
 def test_model_that_marks_reasoning_reasons(tokenizer: Any) -> None:
     tokenizer.chat_template = with_tools("<tool_call>", "<think>")
-    found = find_format(tokenizer, None)
-    assert found.without_calls is not None
-    assert "reasoning_content" in found.without_calls.fields
+    found = find_layout(tokenizer, None)
+    assert [region.kind for region in found.without_calls.regions] == ["reasoning", "content"]
 
 
 def test_template_of_the_tokenizer_precedes_ours_and_a_file_precedes_both(
     tokenizer: Any, tmp_path: Path
 ) -> None:
     tokenizer.response_template = OWN
-    own = find_format(tokenizer, None)
+    own = find_layout(tokenizer, None)
     file = tmp_path / "template.yaml"
     file.write_text("start_anchor: x\nfields: {content: {}, reasoning: {open: a, close: b}}\n")
-    assert own.template is not None
-    assert list(own.template.fields) == ["thinking", "content"]
-    names = ["<|im_start|>", "<|im_end|>"]
-    assert list(own.markers.items()) == list(zip(tokenizer.convert_tokens_to_ids(names), names, strict=True))
-    assert own.reasoning_start == Mark("<|im_start|>", [1], exact=True)
-    assert own.reasoning_end == Mark("<|im_end|>", [2], exact=True)
-    given = find_format(tokenizer, file)
-    assert given.template is not None
-    assert list(given.template.fields) == ["content", "reasoning"]
+    assert [region.name for region in own.with_calls.regions] == ["thinking", "content"]
+    names = ("<|im_start|>", "<|im_end|>")
+    marks = own.with_calls.marks
+    assert dict(zip(marks.texts, marks.token_ids, strict=True)) == dict(
+        zip(names, tokenizer.convert_tokens_to_ids(list(names)), strict=True)
+    )
+    assert own.reasoning is not None
+    assert own.reasoning.start == (Mark("<|im_start|>", [1], exact=True),)
+    assert own.reasoning.end == (Mark("<|im_end|>", [2], exact=True),)
+    given = find_layout(tokenizer, file)
+    assert [region.name for region in given.with_calls.regions] == ["content", "reasoning"]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +98,7 @@ def test_invalid_file_is_refused_with_its_name(tokenizer: Any, tmp_path: Path, t
     file = tmp_path / "broken.yaml"
     file.write_text(text)
     with pytest.raises(ValueError, match=r"broken\.yaml"):
-        find_format(tokenizer, file)
+        find_layout(tokenizer, file)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +114,7 @@ def test_template_that_writes_arguments_as_they_are_gets_text(
     tokenizer: Any, arguments: str, as_text: bool
 ) -> None:
     tokenizer.chat_template = with_tools("<tool_call>") + CALLS.replace("ARGUMENTS", arguments)
-    assert find_format(tokenizer, None).text_arguments == as_text
+    assert find_layout(tokenizer, None).text_arguments == as_text
 
 
 @pytest.mark.parametrize(
@@ -127,9 +132,47 @@ def test_template_that_reads_arguments_by_name_gets_cut_ones_as_an_object(
     call = {"type": "function", "function": {"name": "f", "arguments": '{"city'}}
     turns = ChatTurns([{"role": "assistant", "content": "", "tool_calls": [call]}], True, False)
 
-    found = find_format(tokenizer, None)
+    found = find_layout(tokenizer, None)
     (message,) = with_tools_of(turns, found, None).messages
 
     assert found.object_arguments == as_object
     expected = {"arguments": '{"city'} if as_object else '{"city'
     assert message["tool_calls"][0]["function"]["arguments"] == expected
+
+
+SWITCHED = (
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is not defined or enable_thinking %}ON{% else %}OFF{% endif %}{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("on", "off"),
+    [("<reason>\n", ""), ("<reason>\n", "<reason>\n\n</reason>\n\n"), ("", "<reason>\n\n</reason>\n\n")],
+)
+def test_marks_of_an_unknown_reasoning_follow_from_the_switch(tokenizer: Any, on: str, off: str) -> None:
+    tokenizer.chat_template = TURNS + SWITCHED.replace("ON", on).replace("OFF", off)
+    found = find_layout(tokenizer, None)
+    assert found.reasoning is not None
+    assert (found.reasoning.start[0].text, found.reasoning.end[0].text) == ("<reason>", "</reason>")
+
+
+def test_switch_without_marks_gives_no_reasoning(tokenizer: Any) -> None:
+    tokenizer.chat_template = TURNS + SWITCHED.replace("ON", "<|think|>").replace("OFF", "<|no|>")
+    assert find_layout(tokenizer, None).reasoning is None
+
+
+def test_spelled_marks_are_text_although_the_tokenizer_has_tokens_for_them(
+    tokenizer: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "spelled.yaml"
+    file.write_text(
+        "spelled: true\nstart_anchor: x\n"
+        "fields: {content: {}, reasoning: {open: '<|im_start|>', close: '<|im_end|>'}}\n"
+    )
+    found = find_layout(tokenizer, file)
+    assert found.reasoning is not None and not found.reasoning.exact
+    character = mark_character(0)
+    reader = ReadAnswer(regions=found.without_calls, answer_id="1").reader(0)
+    parts = parse(reader, f"{character}By token.<|im_end|>Well.")
+    assert parts == [Reasoning("By token."), Text("Well.")]

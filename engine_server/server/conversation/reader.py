@@ -1,4 +1,4 @@
-"""The parser of an answer with reasoning and tool calls."""
+"""The reading of an answer: the parts of one choice, as its text arrives."""
 
 from __future__ import annotations
 
@@ -6,40 +6,37 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from transformers.utils.chat_parsing.response_templates import ResponseTemplate
-
-from engine_server.requests.marks import mark_character
-from engine_server.requests.reasoning import Reasoning as ReasoningMarks
+from engine_server.requests.reasoning import Reasoning as ReasoningSpan
 from engine_server.requests.reasoning import ReasoningTracker
-from engine_server.server.generation.events import Part, Reasoning, Text, ToolCall
-from engine_server.server.generation.parts import join_parts
-from engine_server.server.parsers.call_events import (
+from engine_server.server.conversation.calls.events import (
     ArgumentText,
     CallEnded,
     CallEvent,
     CallReader,
     CallStarted,
     Malformed,
+    Properties,
 )
-from engine_server.server.parsers.call_format import Properties, ReaderFactory
-from engine_server.server.parsers.json_text import is_json_object
-from engine_server.server.parsers.regions import Body, Closed, Event, Opened, RegionScanner
+from engine_server.server.conversation.calls.json_text import escape, is_json_object
+from engine_server.server.conversation.layout import AnswerRegions
+from engine_server.server.conversation.regions import Body, Closed, Event, Opened, Region, RegionScanner
+from engine_server.server.generation.answer_start import NO_START, AnswerStart
+from engine_server.server.generation.events import Part, Reasoning, Text, ToolCall
+from engine_server.server.generation.parts import join_parts
 
-REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 CALL_ID_CHARACTERS = 24
 SHORT_CALL_ID_CHARACTERS = 9
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedAnswer:
-    """The parsing of one request's answer."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadAnswer:
+    """All that the reading of one request's answer depends on besides its text."""
 
-    template: ResponseTemplate
-    # The readers of the template's fields of calls.
-    readers: Mapping[str, ReaderFactory]
+    regions: AnswerRegions
     # The answer's id, from which the ids of its calls derive.
     answer_id: str
-    prompt: str
+    start: AnswerStart = NO_START
+    # The schemas of each tool's arguments; of the tools that may be called.
     properties: Properties = field(default_factory=dict)
     # Further calls are dropped.
     one_call: bool = False
@@ -47,10 +44,13 @@ class ParsedAnswer:
     whole: bool = False
     include_reasoning: bool = True
     short_call_ids: bool = False
-    # The texts of the tokens that the engine shows as characters.
-    mark_texts: Sequence[str] = ()
-    # The reasoning's delimiters, if they are known.
-    reasoning: ReasoningMarks | None = None
+    # A form is demanded of the content, which is the answer's last part.
+    content_is_last: bool = False
+    # White space before the first content is left out, since the grammar allows it for an answer that reasons.
+    strips_beginning: bool = False
+    # None for reasoning that isn't counted.
+    reasoning: ReasoningSpan | None = None
+    # The bytes of each token, for delimiters of the reasoning that are text.
     token_bytes: Sequence[bytes] = ()
 
     def call_id(self, choice: int, index: int) -> str:
@@ -61,20 +61,35 @@ class ParsedAnswer:
             else f"call_{digest[:CALL_ID_CHARACTERS]}"
         )
 
-    def parser(self, choice: int) -> TemplateParser:
-        return TemplateParser(self, choice)
+    def reader(self, choice: int) -> AnswerReader:
+        return AnswerReader(self, choice)
+
+    def new_scanner(self) -> tuple[RegionScanner, list[Event]]:
+        """Return the scanner of the answer's text, and the events of what the prompt has of it."""
+        scanner = RegionScanner(self.regions.regions, self.names_tool, self.content_is_last)
+        marked = self.regions.marks.marked
+        return scanner, scanner.begin(marked(self.start.opening)) + scanner.begin(marked(self.start.prefill))
+
+    def names_tool(self, region: Region, captures: Mapping[str, str], following: str) -> bool | None:
+        """Return whether the text after a call's beginning names a tool that may be called; None: not yet known."""
+        if "name" in captures:
+            return captures["name"].strip() in self.properties
+        for event in self.regions.readers[region.name](captures, self.properties).feed(following):
+            return isinstance(event, CallStarted) and event.name in self.properties
+        return None
 
 
-class TemplateParser:
-    """Splits one choice's text by a response template.
+class AnswerReader:
+    """Splits one choice's text into parts.
 
     White space between two regions belongs to neither. A malformed call is text, in a stream unless its name was sent.
     """
 
-    def __init__(self, answer: ParsedAnswer, choice: int) -> None:
+    def __init__(self, answer: ReadAnswer, choice: int) -> None:
         self._answer = answer
         self._choice = choice
-        self._scanner = RegionScanner(answer.template, answer.prompt)
+        self._marks = answer.regions.marks
+        self._scanner, begun = answer.new_scanner()
         self._parts: list[Part] = []
         # The number of calls that were started.
         self._calls = 0
@@ -88,15 +103,16 @@ class TemplateParser:
         self._raw: list[str] | None = None
         # The calls in it, each with its fragments.
         self._region: list[list[ToolCall]] = []
-        for event in self._scanner.prefix_events:
+        for event in begun:
             self._read(event)
         self._parts, self._space, self._reader = [], [], None
-        self._mark_texts = {ord(mark_character(index)): text for index, text in enumerate(answer.mark_texts)}
-        marks = answer.reasoning
-        self._tracker = None if marks is None else ReasoningTracker(marks, answer.token_bytes)
+        self._at_border |= answer.strips_beginning
+        self._tracker = (
+            None if answer.reasoning is None else ReasoningTracker(answer.reasoning, answer.token_bytes)
+        )
 
     def feed(self, text: str) -> list[Part]:
-        return self._take(self._scanner.feed(text.translate(self._mark_texts))) if text else []
+        return self._take(self._scanner.feed(self._marks.shown(text))) if text else []
 
     def end(self) -> list[Part]:
         parts = self._take(self._scanner.finish())
@@ -111,7 +127,7 @@ class TemplateParser:
         return self._scanner.retained_characters + sum(map(len, held))
 
     def count_reasoning(self, token_ids: Sequence[int]) -> int:
-        return 0 if self._tracker is None else self._tracker.count(token_ids)
+        return self._tracker.count(token_ids) if self._tracker is not None else 0
 
     def _take(self, events: list[Event]) -> list[Part]:
         for event in events:
@@ -120,31 +136,32 @@ class TemplateParser:
         return join_parts(parts)
 
     def _read(self, event: Event) -> None:
-        make = self._answer.readers.get(event.field)
         match event:
-            case Opened(text=text, captures=captures):
+            case Opened(kind=kind, region=region, text=text, captures=captures):
                 self._raw = [*self._space, text]
                 self._space, self._at_border = [], True
-                if make is not None:
+                if kind == "call":
                     self._region = []
-                    self._reader = make(captures, self._answer.properties)
+                    self._reader = self._answer.regions.readers[region.name](
+                        captures, self._answer.properties
+                    )
             case Body(text=text) if self._reader is not None:
                 self._keep(text)
                 self._read_calls(self._reader.feed(text))
-            case Body(field=field, text=text):
-                self._add_text(field, text)
+            case Body(kind=kind, text=text):
+                self._add_text(kind == "reasoning", self._marks.plain(text))
             case Closed(text=text) if self._reader is not None:
                 self._keep(text)
                 self._read_calls(self._reader.close(bool(text)))
                 if self._reader is not None and self._answer.whole:
                     self._parts += [part for call in self._region for part in call if self._is_wanted(part)]
                 self._reader, self._at_border = None, True
-            case Closed(field=field, text=text) if make is not None:
-                self._add_text(field, text)
-            case Closed(field=field) if field in REASONING_FIELDS:
+            case Closed(kind="call", text=text):  # the end of a malformed one
+                self._add_text(False, self._marks.plain(text))
+            case Closed(kind="reasoning"):
                 self._space, self._at_border = [], True
 
-    def _add_text(self, field: str, text: str) -> None:
+    def _add_text(self, reasoning: bool, text: str) -> None:
         if self._at_border:
             text = text.lstrip()
             if not text:
@@ -157,7 +174,7 @@ class TemplateParser:
         self._space.append(visible)
         joined = "".join(self._space)
         self._space = [text[len(visible) :]]
-        if field not in REASONING_FIELDS:
+        if not reasoning:
             self._parts.append(Text(joined))
         elif self._answer.include_reasoning:
             self._parts.append(Reasoning(joined))
@@ -169,9 +186,13 @@ class TemplateParser:
                     index = self._calls
                     self._calls += 1
                     self._region.append([])
-                    self._send(ToolCall(index, self._answer.call_id(self._choice, index), name, ""))
+                    self._send(
+                        ToolCall(
+                            index, self._answer.call_id(self._choice, index), self._marks.plain(name), ""
+                        )
+                    )
                 case ArgumentText(text):
-                    self._send(ToolCall(self._calls - 1, None, None, text))
+                    self._send(ToolCall(self._calls - 1, None, None, self._marks.plain(text, escape)))
                 case CallEnded():
                     if self._answer.whole and not is_json_object(arguments_of(self._region[-1])):
                         return self._return_region()
@@ -198,7 +219,7 @@ class TemplateParser:
         """Return the region's text as the answer's, and what follows in it."""
         self._calls -= len(self._region)
         self._region, self._reader = [], None
-        self._parts.append(Text("".join(self._raw or ())))
+        self._parts.append(Text(self._marks.plain("".join(self._raw or ()))))
         self._raw, self._at_border = None, False
 
 

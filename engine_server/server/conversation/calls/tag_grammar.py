@@ -7,11 +7,10 @@ values as JSON, so that no string may spell a value of another type that its arg
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
 
 import llguidance
 
+from engine_server.server.conversation.calls.literals import Literals, quoted, text_before
 from engine_server.structured.schema import unmended_json_rule
 from engine_server.structured.schemas.alternatives import ObjectForm, StringRules
 from engine_server.structured.schemas.arguments import Argument, Arguments
@@ -29,28 +28,20 @@ SPELLED = {
 }
 
 
-def tagged_calls(text: str, tag: str, separator: str | None, schemas: Mapping[str, Any]) -> str:
-    """Return the grammar of at least one call.
-
-    text: a call, with NAME and ARGUMENTS. tag: an argument, with KEY and VALUE. separator: text between two calls;
-    None for one call alone. schemas: of the arguments, by the tools' names, as `relax` makes them.
-    """
-    names = [f"call_{number}" for number in range(len(schemas))]
-    more = "" if separator is None else f" ({quoted(separator)} call)*"
-    rules = [f"start: call{more}", f"call: {' | '.join(names)}"]
-    for rule, (name, schema) in zip(names, schemas.items(), strict=True):
-        begin, _, end = text.replace("NAME", name, 1).partition("ARGUMENTS")
-        rules += CallRules(rule, begin, end, tag, Arguments(schema)).rules()
-    return "\n".join(rules)
-
-
 class CallRules:
     """The rules of one tool's call: its arguments in the order of the schema."""
 
-    def __init__(self, name: str, begin: str, end: str, tag: str, arguments: Arguments) -> None:
+    def __init__(
+        self, name: str, begin: str, end: str, tag: str, arguments: Arguments, literals: Literals
+    ) -> None:
+        """name: of the call's rule. begin, end: what is before and after the arguments, as parts of a rule.
+
+        tag: an argument, with KEY and VALUE.
+        """
         self._name, self._begin, self._end = name, begin, end
         self._tag = tag
         self._arguments = arguments
+        self._literals = literals
         self._rules: list[str] = []
 
     def rules(self) -> list[str]:
@@ -59,8 +50,8 @@ class CallRules:
         for form in self._arguments.forms or [ObjectForm()]:
             parts = self._form(form)
             if parts is not None:
-                forms.append(" ".join([quoted(self._begin), *parts, quoted(self._end)]))
-        return [f"{self._name}: {' | '.join(forms) or quoted(self._begin + self._end)}", *self._rules]
+                forms.append(" ".join([self._begin, *parts, self._end]))
+        return [f"{self._name}: {' | '.join(forms) or f'{self._begin} {self._end}'}", *self._rules]
 
     def _form(self, form: ObjectForm) -> list[str] | None:
         """Return the parts of one form of the arguments; None if a required one has no value."""
@@ -82,10 +73,10 @@ class CallRules:
         ways = self._texts(rule, argument, closing[: len(closing) - len(mark)], mark)
         values = [*listed_texts(argument, mark.rstrip()), *other_values(argument)]
         if values:
-            ways.append(f"({' | '.join(values)}) {quoted(closing)}")
+            ways.append(f"({' | '.join(values)}) {self._literals.write(closing)}")
         if not ways:
             return ""
-        self._rules.insert(0, f"{rule}: {quoted(opening)} ({' | '.join(ways)})")
+        self._rules.insert(0, f"{rule}: {self._literals.write(opening)} ({' | '.join(ways)})")
         return rule
 
     def _texts(self, rule: str, argument: Argument, space: str, mark: str) -> list[str]:
@@ -97,9 +88,8 @@ class CallRules:
         for number, bounds in enumerate(argument.strings):
             name = f"{rule}_text_{number}"
             terminals, closing = string_terminals(bounds, space, mark)
-            # A lazy rule ends at the first occurrence of the closing tag.
-            self._rules.append(f"{name}[lazy]: {name.upper()} {quoted(closing)}")
             self._rules.append(f"{name.upper()}: {' & '.join([*terminals, *spelled])}")
+            self._rules += text_before(name, name.upper(), closing, self._literals)
             names.append(name)
         return names
 
@@ -150,8 +140,3 @@ def other_values(argument: Argument) -> list[str]:
     values = [quoted(json.dumps(value, ensure_ascii=False)) for value in listed]
     free = [kind for kind in sorted(kinds) if argument.allowed[kind] is None]
     return [*values, *([unmended_json_rule({**argument.others, "type": free})] if free else ())]
-
-
-def quoted(text: str) -> str:
-    """Return a literal of Lark."""
-    return json.dumps(text, ensure_ascii=False)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine_server.server.parsers.call_events import CallEvent, CallReader
-from engine_server.server.parsers.json_text import WHITESPACE, escape
+from engine_server.server.conversation.calls.events import CallEvent, CallReader
+from engine_server.server.conversation.calls.json_text import WHITESPACE, escape
 
 # A longer word is no key.
 MAX_KEY_CHARACTERS = 256

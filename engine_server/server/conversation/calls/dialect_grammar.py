@@ -1,0 +1,87 @@
+"""Grammars of arguments in a dialect of JSON, with bare keys and strings in delimiters of their own.
+
+Arguments are held to their schemas' types and listed values; deeper values are any of their type.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from engine_server.server.conversation.calls.literals import Literals, quoted, text_before
+from engine_server.structured.schema import unmended_json_rule
+from engine_server.structured.schemas.alternatives import ObjectForm
+from engine_server.structured.schemas.arguments import Argument, Arguments
+
+# Keys that no schema declares.
+BARE_KEY = "/[a-zA-Z_][a-zA-Z0-9_]{0,63}/"
+NUMBER = r"/-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?/"
+# Types whose values are written as in JSON.
+SCALARS = {"integer", "number", "boolean", "null"}
+
+
+def any_rules(quote: str, literals: Literals) -> list[str]:
+    """Return the rules of any value, once for all tools. quote: the delimiter of strings."""
+    return [
+        f"any_text: {literals.write(quote)} any_end",
+        *text_before("any_end", "TEXT", quote, literals),
+        'any_value: any_text | any_number | "true" | "false" | "null" | any_array | any_object',
+        f"any_number: {NUMBER}",
+        'any_array: "[" (any_value ("," any_value)*)? "]"',
+        'any_object: "{" (any_pair ("," any_pair)*)? "}"',
+        f'any_pair: {BARE_KEY} ":" any_value',
+    ]
+
+
+def dialect_arguments(name: str, quote: str, schema: Any | None, literals: Literals) -> tuple[str, list[str]]:
+    """Return the arguments of a call as a part of a rule, and further rules. schema: None for any arguments."""
+    if schema is None:
+        return "any_object", []
+    arguments = Arguments(schema)
+    forms, rules = [], []
+    for number, form in enumerate(arguments.forms or [ObjectForm()]):
+        own = f"{name}_{number}"
+        rules += form_rules(own, form, arguments, quote, literals)
+        forms.append(f"{own}_first_0")
+    return f'"{{" ({" | ".join(forms)}) "}}"', rules
+
+
+def form_rules(
+    name: str, form: ObjectForm, arguments: Arguments, quote: str, literals: Literals
+) -> list[str]:
+    """Return the rules of one form of the arguments, in the order of the schema."""
+    rules = []
+    keys = list(form.properties)
+    for number, key in enumerate(keys):
+        pair = f"{quoted(f'{key}:')} {value(arguments.argument(form, key), quote, literals)}"
+        first, following, rest = (
+            f"{name}_first_{number + 1}",
+            f"{name}_then_{number}",
+            f"{name}_then_{number + 1}",
+        )
+        if key in form.required:
+            rules += [f"{name}_first_{number}: {pair} {rest}", f'{following}: "," {pair} {rest}']
+        else:
+            rules += [f"{name}_first_{number}: {pair} {rest} | {first}", f'{following}: ("," {pair})? {rest}']
+    return [*rules, f'{name}_first_{len(keys)}: ""', f'{name}_then_{len(keys)}: ""']
+
+
+def value(argument: Argument, quote: str, literals: Literals) -> str:
+    """Return the body of a rule for a value of an argument."""
+    ways: list[str] = []
+    for kind in sorted(argument.allowed.types):
+        listed = argument.allowed[kind]
+        if listed is not None:
+            texts = [f"{quote}{one}{quote}" if kind == "string" else json.dumps(one) for one in listed]
+            ways += map(literals.write, texts)
+        elif kind in SCALARS or (kind == "array" and has_scalars(argument.others)):
+            ways.append(unmended_json_rule({**argument.others, "type": kind}))
+        else:
+            ways.append({"string": "any_text", "array": "any_array", "object": "any_object"}[kind])
+    return f"({' | '.join(ways)})"
+
+
+def has_scalars(schema: Any) -> bool:
+    """Return True if the items of an array are written as in JSON."""
+    items = schema["allOf"][0].get("items")
+    return isinstance(items, dict) and items.get("type") in SCALARS and "enum" not in items

@@ -1,0 +1,76 @@
+"""The form of a model's tool calls, and the grammar of one call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from engine_server.server.conversation.calls.dialect_grammar import dialect_arguments
+from engine_server.server.conversation.calls.literals import Literals, text_before
+from engine_server.server.conversation.calls.tag_grammar import CallRules
+from engine_server.server.generation.tool_use import ANY_OBJECT
+from engine_server.structured.schema import json_rule
+from engine_server.structured.schemas.arguments import Arguments
+
+# The name of an argument that no schema declares.
+ANY_KEY = r"/[\w.-]{1,128}/"
+
+
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """A call as the model writes it, with NAME and ARGUMENTS in the places of both."""
+
+    text: str
+    before: str = ""
+    separator: str = ""
+    after: str = ""
+    # The form of one argument, with KEY and VALUE, where arguments are not JSON.
+    tag: str | None = None
+    # Delimits strings in arguments that are JSON with bare keys.
+    quote: str | None = None
+    at_most_one: bool = False
+    # An answer with a call begins with it.
+    at_start: bool = False
+
+    @property
+    def beginning(self) -> str:
+        """The text before the tool's name."""
+        return self.text.partition("NAME")[0]
+
+    @property
+    def middle(self) -> str:
+        """The text between the tool's name and its arguments."""
+        return self.text.partition("NAME")[2].partition("ARGUMENTS")[0]
+
+    @property
+    def end(self) -> str:
+        """The text after the arguments."""
+        return self.text.partition("ARGUMENTS")[2]
+
+
+def call_rules(name: str, form: CallForm, tool: str, schema: Any | None, literals: Literals) -> list[str]:
+    """Return the rules of one tool's call, of which the first has the name `name`.
+
+    They begin with the tool's name, but for calls at the answer's start, which have their beginning too. schema: of the
+    arguments, as `relax` makes it; None: they are any.
+    """
+    begin, end = literals.write(tool + form.middle), literals.write(form.end)
+    if form.at_start:
+        begin = literals.write_json(form.beginning + tool + form.middle)
+    if form.tag is not None and schema is not None:
+        return CallRules(name, begin, end, form.tag, Arguments(schema), literals).rules()
+    if form.tag is not None:
+        arguments, rules = any_tags(name, form.tag, literals)
+    elif form.quote is not None:
+        arguments, rules = dialect_arguments(name, form.quote, schema, literals)
+    else:
+        arguments, rules = json_rule(ANY_OBJECT if schema is None else schema), []
+    return [f"{name}: {begin} {arguments} {end}", *rules]
+
+
+def any_tags(name: str, tag: str, literals: Literals) -> tuple[str, list[str]]:
+    """Return any arguments that are tags, and their rules. tag: with KEY and VALUE."""
+    before, _, rest = tag.partition("KEY")
+    middle, _, closing = rest.partition("VALUE")
+    one = f"{name}_any: {literals.write(before)} {ANY_KEY} {literals.write(middle)} {name}_text"
+    return f"{name}_any*", [one, *text_before(f"{name}_text", "TEXT", closing, literals)]

@@ -1,0 +1,83 @@
+"""The regions of answers that a response template of transformers describes, for text in which marks are characters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers.utils.chat_parsing.response_templates import ResponseTemplateField, load_response_template
+
+from engine_server.server.conversation.calls.events import ReaderFactory
+from engine_server.server.conversation.calls.readers import captured_name_reader, reader_factory
+from engine_server.server.conversation.channels import Channels
+from engine_server.server.conversation.layout import AnswerRegions
+from engine_server.server.conversation.marks import MarkTokens, find_marks
+from engine_server.server.conversation.regions import Delimiter, Kind, Region
+
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+CALL_FIELD = "tool_calls"
+CHANNEL_FIELD = "channel"
+# Our addition to response templates: the model writes its marks by other tokens too.
+SPELLED = "spelled"
+# Unlimited white space at a delimiter's edge would make the search quadratic.
+WHITESPACE_LIMIT = (r"\s*", r"\s{0,64}")
+LITERALS = ("open", "close", "string_delims")
+PATTERNS = ("open_pattern", "close_pattern", "tag_pattern")
+
+
+def read_regions(tokenizer: Any, template: Mapping[str, Any], channels: Channels | None) -> AnswerRegions:
+    """Return the regions of a response template. Raises ValueError for an invalid one.
+
+    channels: their delimiters, if the template has a field for them.
+    """
+    marks = find_marks(tokenizer, strings(template), bool(template.get(SPELLED)))
+    given = {key: value for key, value in template.items() if key != SPELLED}
+    fields: dict[str, ResponseTemplateField] = load_response_template(in_marked_text(given, marks)).fields
+    regions = tuple(region_of(one, marks, channels) for one in fields.values())
+    readers: dict[str, ReaderFactory] = {}
+    if CALL_FIELD in fields:
+        readers[CALL_FIELD] = reader_factory(fields[CALL_FIELD])
+    if channels is not None and channels.calls:
+        readers[CHANNEL_FIELD] = captured_name_reader
+    return AnswerRegions(regions, marks, readers)
+
+
+def in_marked_text(value: Any, marks: MarkTokens, key: str = "") -> Any:
+    """Return a template whose delimiters are those of marked text."""
+    if isinstance(value, dict):
+        return {name: in_marked_text(one, marks, name) for name, one in value.items()}
+    if isinstance(value, list):
+        return [in_marked_text(one, marks, key) for one in value]
+    if isinstance(value, str) and key in LITERALS:
+        return marks.marked(value)
+    if isinstance(value, str) and key in PATTERNS:
+        return marks.in_pattern(value.replace(*WHITESPACE_LIMIT) if key != "tag_pattern" else value)
+    return value
+
+
+def strings(value: Any) -> list[str]:
+    """Return all strings in plain data."""
+    if isinstance(value, str):
+        return [value]
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [text for item in values for text in strings(item)]
+
+
+def region_of(found: ResponseTemplateField, marks: MarkTokens, channels: Channels | None) -> Region:
+    """Return the region of a field."""
+    kind: Kind = "content"
+    if found.name == CALL_FIELD:
+        kind = "call"
+    elif found.name in REASONING_FIELDS:
+        kind = "reasoning"
+    open = delimiter_of(found.open_re, found.open_literals, found.open_literal_can_extend)
+    close = delimiter_of(found.close_re, found.close_literals, found.close_literal_can_extend)
+    interrupts = kind == "call" and open is not None and all(map(marks.begins, open.first_characters))
+    route = None
+    if channels is not None and found.name == CHANNEL_FIELD:
+        route = lambda captures: channels.route(marks.plain(captures["header"]))  # noqa: E731
+    return Region(found.name, kind, open, close, interrupts, route)
+
+
+def delimiter_of(pattern: Any, literals: list[str] | None, can_extend: bool) -> Delimiter | None:
+    return None if pattern is None else Delimiter(pattern, tuple(literals) if literals else None, can_extend)

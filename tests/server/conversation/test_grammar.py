@@ -1,0 +1,185 @@
+"""Grammars of answers: what is demanded is held, whatever the reasoning, and calls and forms are alternatives."""
+
+from functools import cache
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher
+from server.conversation.recorded_answers import FORMATS, marks_of, our_layout, reading, tokenizer_with
+from server.conversation.test_reader import calls_of, parse
+from small_tokenizers import EOS
+from structured.walks import Walker, allowed_tokens
+
+from engine_server.requests.structured_outputs import StructuredOutputsParams
+from engine_server.server.conversation.grammar import AnswerGrammar, answer_grammar
+from engine_server.server.conversation.start import StartState
+from engine_server.server.generation.tool_use import ToolUse
+from engine_server.structured.description import grammar_text
+
+PAST = StartState("past")
+UNDECIDED = StartState("undecided")
+INSIDE = StartState("inside")
+FORM = StructuredOutputsParams(
+    json={"type": "object", "properties": {"x": {"type": "boolean"}}, "required": ["x"]}
+)
+VALID = '{"x": true}'
+DEMANDABLE = [name for name, found in FORMATS.items() if "call" in found]
+
+
+def tool(name: str, properties: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+    return {"type": "function", "function": {"name": name, "parameters": schema, **fields}}
+
+
+WRITE = tool(
+    "write", {"text": {"type": "string"}, "lines": {"type": "integer"}, "mode": {"enum": ["a", "w"]}}
+)
+STRICT = [tool("weather", {"city": {"type": "integer"}}, strict=True), tool("time", {}, strict=False)]
+CALLED = ("write", {"text": "Köln\n<b>", "lines": 3, "mode": "w"})
+
+
+@cache
+def walker(name: str, tokens: bool) -> Walker:
+    """Return the walks of a format's grammars with or without tokens for its marks."""
+    layout = our_layout(name)
+    found = layout.call
+    reasoning = [mark.text for mark in layout.reasoning.end] if layout.reasoning else []
+    tag, quote = (found.tag or "", found.quote or "") if found else ("", "")
+    endings = [tag.partition("VALUE")[2], quote, *reasoning, '"', "}", "]"]
+    backend = tokenizer_with(tuple(marks_of(name)) if tokens else ()).backend_tokenizer
+    return Walker(backend, [text for text in endings if text])
+
+
+def accepts(name: str, grammar: AnswerGrammar | None, text: str, tokens: bool) -> bool:
+    """Return True if a text may be generated and may end there."""
+    assert grammar is not None
+    own = walker(name, tokens)
+    matcher = own.compiled(grammar_text(grammar.params, {})).deep_copy()
+    for token_id in own.tokenizer.encode(text, add_special_tokens=False).ids:
+        if not allows(matcher, token_id):
+            return False
+        matcher.consume_token(token_id)
+    return allows(matcher, EOS)
+
+
+def allows(matcher: LLMatcher, token_id: int) -> bool:
+    return token_id in allowed_tokens(matcher)
+
+
+def grammar_of(
+    name: str, state: StartState, use: ToolUse | None, form: StructuredOutputsParams | None, tokens: bool
+) -> AnswerGrammar | None:
+    return answer_grammar(our_layout(name, tokens), state, use, form)
+
+
+def written_call(name: str) -> str:
+    """Return the call of CALLED as a model of a format writes it."""
+    found = FORMATS[name]["call"]
+    arguments = '{"text": "Köln\\n<b>", "lines": 3, "mode": "w"}'
+    if "tag" in found:
+        values = {"text": "Köln\n<b>", "lines": "3", "mode": "w"}
+        arguments = "".join(
+            found["tag"].replace("KEY", key).replace("VALUE", value) for key, value in values.items()
+        )
+    elif "quote" in found:
+        arguments = '{text:<|"|>Köln\n<b><|"|>,lines:3,mode:<|"|>w<|"|>}'
+    text = found["text"].replace("NAME", "write").replace("ARGUMENTS", arguments)
+    return str(found.get("before", "") + text + found.get("after", ""))
+
+
+def reasoning_marks(name: str) -> tuple[str, str]:
+    reasoning = our_layout(name).reasoning
+    assert reasoning is not None
+    return reasoning.start[0].text, reasoning.end[0].text
+
+
+@pytest.mark.parametrize("tokens", [False, True])
+@pytest.mark.parametrize("name", DEMANDABLE)
+def test_demanded_call_is_in_the_models_form_and_parses(name: str, tokens: bool) -> None:
+    grammar = grammar_of(name, PAST, ToolUse([WRITE], "required", parallel=False), None, tokens)
+    text = written_call(name)
+
+    assert accepts(name, grammar, text, tokens)
+    assert not accepts(name, grammar, text.replace("3", "three"), tokens)
+    assert not accepts(name, grammar, f"Well. {text}", tokens)
+    layout = our_layout(name, tokens)
+    reader = reading(name, tools=[WRITE], whole=True, tokens=tokens).reader(0)
+    assert calls_of(parse(reader, layout.with_calls.marks.marked(text))) == [CALLED]
+
+
+@pytest.mark.parametrize("tokens", [False, True])
+@pytest.mark.parametrize("name", DEMANDABLE)
+def test_answer_with_tools_and_a_form_is_a_call_or_the_form(name: str, tokens: bool) -> None:
+    grammar = grammar_of(name, PAST, ToolUse([WRITE]), FORM, tokens)
+    header = "<|channel|>final<|message|>" if name == "gpt_oss" else ""
+
+    assert accepts(name, grammar, written_call(name), tokens)
+    assert accepts(name, grammar, header + VALID, tokens)
+    assert not accepts(name, grammar, header + "Well.", tokens)
+    assert not accepts(name, grammar, header + '{"x": 3}', tokens)
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if our_layout(name).reasoning])
+def test_form_follows_reasoning_that_is_text(name: str) -> None:
+    start, end = reasoning_marks(name)
+    after = "<|start|>assistant<|channel|>final<|message|>" if name == "gpt_oss" else "\n\n"
+    direct = "<|channel|>final<|message|>" if name == "gpt_oss" else ""
+    undecided = grammar_of(name, UNDECIDED, None, FORM, tokens=False)
+    inside = grammar_of(name, INSIDE, None, FORM, tokens=False)
+    assert undecided and not undecided.after_reasoning
+
+    assert accepts(name, undecided, f"{start}Well, {VALID}{end}{after}{VALID}", tokens=False)
+    assert accepts(name, undecided, direct + VALID, tokens=False)
+    assert accepts(name, inside, f"Well.{end}{after}{VALID}", tokens=False)
+    assert not accepts(name, undecided, "Well.", tokens=False)
+    assert not accepts(name, undecided, f"{start}Well.", tokens=False)
+    assert not accepts(name, inside, VALID, tokens=False)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in FORMATS if name != "gpt_oss" and our_layout(name).reasoning]
+)
+def test_form_begins_after_reasoning_whose_marks_are_tokens(name: str) -> None:
+    for state in (UNDECIDED, INSIDE):
+        grammar = grammar_of(name, state, None, FORM, tokens=True)
+        assert grammar and grammar.after_reasoning
+        assert accepts(name, grammar, f"\n\n{VALID}", tokens=True)
+        assert not accepts(name, grammar, "Well.", tokens=True)
+
+
+def test_form_alone_is_the_clients_own_grammar() -> None:
+    grammar = grammar_of("hermes", PAST, None, FORM, tokens=True)
+    assert grammar and grammar.params is FORM
+
+
+# The marks of headers are tokens of every tokenizer for them.
+@pytest.mark.parametrize(
+    ("name", "tokens"),
+    [(name, tokens) for name in DEMANDABLE for tokens in (False, True) if tokens or name != "gpt_oss"],
+)
+def test_beginning_of_a_call_starts_one_of_a_strict_tool(name: str, tokens: bool) -> None:
+    plain, before = "Hello.", "Hello. "
+    if name == "gpt_oss":
+        plain = "<|channel|>final<|message|>Hello."
+        before = "<|channel|>commentary<|message|>Hello.<|end|><|start|>assistant"
+    elif name == "llama3":
+        before = ""
+    use = ToolUse([{"function": {**WRITE["function"], "strict": True}}])
+    grammar = grammar_of(name, PAST, use, None, tokens)
+    text = written_call(name)
+
+    assert accepts(name, grammar, plain, tokens)
+    assert accepts(name, grammar, before + text, tokens)
+    assert not accepts(name, grammar, before + text.replace("3", "three"), tokens)
+
+
+def test_quoted_call_within_reasoning_that_is_text_is_no_call() -> None:
+    use = ToolUse([{"function": {**WRITE["function"], "strict": True}}])
+    grammar = grammar_of("hermes", UNDECIDED, use, None, tokens=False)
+    assert accepts("hermes", grammar, "<think>A <tool_call>\n{ is a call.</think>Hello.", tokens=False)
+    assert accepts("hermes", grammar, "Hello.", tokens=False)
