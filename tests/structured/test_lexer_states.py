@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 from small_tokenizers import byte_level, vocabulary_of
-from structured.walks import TOKENIZER, compiled
+from structured.walks import BYTES
 from tiers import tiered
 
 from engine_server.requests.structured_outputs import StructuredOutputsParams
@@ -31,13 +31,13 @@ def filled(lengths: list[int], seed: int) -> list[int]:
     """Return the tokens of an object whose strings are as long as may be."""
     choose = random.Random(seed)
     parts = [f'"p{length}": "{"".join(choose.choices(CHARACTERS, k=length))}"' for length in lengths]
-    return TOKENIZER.encode("{" + ", ".join(parts) + "}").ids
+    return BYTES.tokenizer.encode("{" + ", ".join(parts) + "}").ids
 
 
 def start(schema: Any) -> LLMatcher:
     """Return a matcher at the start of a schema's grammar, which all calls share."""
     relaxed = relax(schema, "schema").schema
-    return compiled(grammar_text(StructuredOutputsParams(json=relaxed), {})).deep_copy()
+    return BYTES.compiled(grammar_text(StructuredOutputsParams(json=relaxed), {})).deep_copy()
 
 
 def read(schema: Any, token_ids: list[int], resumed_at: int = 0) -> LLMatcher:
@@ -67,7 +67,7 @@ def test_answers_with_full_strings_go_on_whatever_others_used(name: str) -> None
 
 
 def test_string_with_a_large_bound_takes_40000_characters() -> None:
-    token_ids = TOKENIZER.encode('{"p65536": "' + "a é 😀" * 8000 + '"}').ids
+    token_ids = BYTES.tokenizer.encode('{"p65536": "' + "a é 😀" * 8000 + '"}').ids
     for resumed_at in (0, 1_234, len(token_ids)):
         matcher = read(bounded([65_536]), token_ids, resumed_at)
         assert matcher.is_accepting(), matcher.get_error()
@@ -100,7 +100,7 @@ def cache() -> GrammarCache:
 
 def test_grammar_that_failed_is_compiled_anew_for_the_next_request(cache: GrammarCache) -> None:
     grammar = grammar_text(StructuredOutputsParams(regex="(?s:.{0,100000})"), {})
-    letters = TOKENIZER.encode("a" * 20_000).ids
+    letters = BYTES.tokenizer.encode("a" * 20_000).ids
 
     failed, other = cache.get(grammar).result(60).deep_copy(), cache.get(grammar).result(60).deep_copy()
     failed.consume_tokens(letters)

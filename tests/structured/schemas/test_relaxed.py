@@ -6,7 +6,7 @@ import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from structured.walks import COMPILER, TOKENIZER
+from structured.walks import BYTES
 
 from engine_server.requests.structured_outputs import StructuredOutputsParams
 from engine_server.structured.description import grammar_text
@@ -27,8 +27,8 @@ def object_of(**properties: Any) -> dict[str, Any]:
 
 def accepts(schema: Any, value: str) -> bool:
     """Return True if a grammar of the schema has a text of JSON."""
-    matcher = COMPILER.compile(grammar_text(StructuredOutputsParams(json=schema), {})).deep_copy()
-    token_ids = TOKENIZER.encode(value).ids
+    matcher = BYTES.compiled(grammar_text(StructuredOutputsParams(json=schema), {})).deep_copy()
+    token_ids = BYTES.tokenizer.encode(value).ids
     return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
 
 
@@ -98,7 +98,7 @@ SILENT: list[dict[str, Any]] = [
 def test_annotation_is_left_out_in_silence(number: int) -> None:
     relaxed = relax(SILENT[number], "schema")
     assert relaxed.parts == ()
-    assert COMPILER.compile(grammar_text(StructuredOutputsParams(json=relaxed.schema), {}))
+    assert BYTES.compiled(grammar_text(StructuredOutputsParams(json=relaxed.schema), {}))
 
 
 RELAXED: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -136,7 +136,7 @@ def test_keyword_that_no_grammar_enforces_is_named_or_refused_where_that_is_aske
     schema, keyword, reason = RELAXED[name]
     relaxed = relax(schema, "tools.0")
     assert [tuple(part) for part in relaxed.parts] == [(f"tools.0.{keyword}", reason)]
-    assert COMPILER.compile(grammar_text(StructuredOutputsParams(json=relaxed.schema), {}))
+    assert BYTES.compiled(grammar_text(StructuredOutputsParams(json=relaxed.schema), {}))
     with pytest.raises(SchemaError) as refused:
         relax(schema, "tools.0", strict=True)
     assert refused.value.path == f"tools.0.{keyword}"
@@ -203,6 +203,6 @@ def test_pattern_that_is_taken_compiles(pieces: list[str]) -> None:
     pattern = read_pattern("".join(pieces))
     if pattern.reason is None:
         try:
-            COMPILER.compile(grammar_text(StructuredOutputsParams(json=text(pattern="".join(pieces))), {}))
+            BYTES.compiled(grammar_text(StructuredOutputsParams(json=text(pattern="".join(pieces))), {}))
         except GrammarError as error:
             raise AssertionError("".join(pieces)) from error
