@@ -149,10 +149,15 @@ class RegionScanner:
         return self._region is not self._content
 
     def begin(self, text: str) -> list[Event]:
-        """Return the events of what the prompt has of the answer; nothing of it is held back."""
+        """Return the events of what the prompt has of the answer; nothing of it is held back.
+
+        The turn's beginning, which is content for a scanner, may precede the reasoning that the prompt opens.
+        """
         events: list[Event] = []
         self._buffer += text
+        content_is_last, self._content_is_last = self._content_is_last, False
         self._read(events, ended=True)
+        self._content_is_last = content_is_last
         self._drop(self._pos)
         self._has_body = self._content_begun = False
         return events

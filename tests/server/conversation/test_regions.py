@@ -108,3 +108,9 @@ def test_marks_within_a_demanded_form_are_text(text: str) -> None:
 def test_opening_of_the_turn_is_no_content() -> None:
     reader = reading("hermes", AnswerStart("<|im_start|>assistant\n"), content_is_last=True).reader(0)
     assert calls_of(parse(reader, CALL)) == [("now", {})]
+
+
+def test_reasoning_that_the_prompt_opens_precedes_a_demanded_form() -> None:
+    start = AnswerStart("<|im_start|>assistant\n<think>\n")
+    reader = reading("hermes", start, content_is_last=True).reader(0)
+    assert parse(reader, "Well.</think>\n", "{}") == [Reasoning("Well."), Text("{}")]
