@@ -1,7 +1,7 @@
 """Streams that an engine begins and another one continues, as the router asks for them."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +22,11 @@ SCHEMA = {
     "required": ["colour"],
     "additionalProperties": False,
 }
-# Paths and bodies. Few tokens are likely, so that rounding, which differs between a prompt and its continuation,
+# Paths and bodies, by a name.
+Streams = Mapping[str, tuple[str, dict[str, Any]]]
+# Few tokens are likely, so that rounding, which differs between a prompt and its continuation,
 # changes no choice of a model.
-STREAMS = {
+STREAMS: Streams = {
     "chat": (CHAT, {"messages": QUESTION, "max_tokens": 8, "top_k": 20}),
     "chat with a stop string, usage and token ids": (
         CHAT,
@@ -123,9 +125,9 @@ def resume_after(groups: Sequence[Group], fingerprint: str) -> dict[str, Any]:
     }
 
 
-def begin(server: Any, name: str) -> tuple[Answer, list[Group]]:
+def begin(server: Any, name: str, streams: Streams = STREAMS) -> tuple[Answer, list[Group]]:
     """Return the answer of a whole stream, and its groups of events."""
-    path, fields = STREAMS[name]
+    path, fields = streams[name]
     whole = server.request("POST", path, {"model": "smollm2", "stream": True, **fields}, REPORT)
     assert whole.status == 200, whole.body
     groups = groups_of(whole.body)
@@ -134,19 +136,29 @@ def begin(server: Any, name: str) -> tuple[Answer, list[Group]]:
 
 
 def resume(
-    server: Any, name: str, whole: Answer, groups: Sequence[Group], stream: str | None = None
+    server: Any,
+    name: str,
+    whole: Answer,
+    groups: Sequence[Group],
+    stream: str | None = None,
+    streams: Streams = STREAMS,
 ) -> list[Group]:
     """Return the groups that follow some of a whole stream. stream: the value of `Fairlead-Stream`."""
-    rest = ask_to_resume(server, name, whole, groups, stream)
+    rest = ask_to_resume(server, name, whole, groups, stream, streams)
     assert rest.status == 200, rest.body
     return groups_of(rest.body)
 
 
 def ask_to_resume(
-    server: Any, name: str, whole: Answer, groups: Sequence[Group], stream: str | None = None
+    server: Any,
+    name: str,
+    whole: Answer,
+    groups: Sequence[Group],
+    stream: str | None = None,
+    streams: Streams = STREAMS,
 ) -> Answer:
     """Return the answer to the request that continues a stream, or is refused."""
-    path, fields = STREAMS[name]
+    path, fields = streams[name]
     body = {"model": "smollm2", "stream": True, **fields}
     body["fairlead"] = resume_after(groups, whole.headers[headers.MODEL.lower()])
     received = REPORT | {headers.RESUME: "1"} | ({headers.STREAM: stream} if stream else {})
