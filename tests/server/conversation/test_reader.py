@@ -146,6 +146,15 @@ def test_long_argument_is_streamed_while_it_is_generated(name: str) -> None:
     assert max(behind) < 120, "only the markup and the name are not sent"
 
 
+def test_a_format_with_quotes_of_its_own_takes_those_of_json() -> None:
+    text = '<|tool_call>call:get_weather{city:"Köln \\"Süd\\"",days:3}<tool_call|>'
+
+    (call,) = parse(parser("gemma4"), *text)
+
+    assert isinstance(call, ToolCall)
+    assert json.loads(call.arguments) == {"city": 'Köln "Süd"', "days": 3}
+
+
 @pytest.mark.parametrize("name", FORMAT_NAMES)
 def test_text_of_an_unclosed_region_is_not_kept(name: str) -> None:
     recording = RECORDINGS[name]
