@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from native_kernels import needs_kernels
 from torch import Tensor
@@ -68,6 +68,7 @@ OPERATIONS: list[Callable[[Tensor], Tensor]] = [
     chosen=st.lists(st.integers(0, len(OPERATIONS) - 1), min_size=1, max_size=6),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )
+@example(chosen=[*range(len(OPERATIONS))], dtype=torch.float32)
 def test_replay_has_the_bits_of_the_step_for_any_number_of_rows(
     chosen: list[int], dtype: torch.dtype
 ) -> None:

@@ -124,6 +124,7 @@ def test_api_keys_are_read_from_the_environment(environment: dict[str, str], key
         ("dtype: int3", "argument --dtype: .*'int3'.*bfloat16"),
         ("enforce-eager: perhaps", "argument --enforce-eager: 'perhaps' is neither true nor false"),
         ("port: true", "argument --port: it takes no true or false"),
+        ("allowed-methods: '[1]'", "argument --allowed-methods: .* is no list of strings"),
         ("root-path: [a", "is not YAML"),
         ("- 1", "takes lines such as"),
     ],

@@ -1,14 +1,17 @@
 """Streams of events over ASGI, with comments while nothing happens."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
+from uvicorn.protocols.http.flow_control import FlowControl
 from waiting import until_async
 
 from engine_server.contract.continuation import TokenReport
 from engine_server.contract.errors import ErrorCode
-from engine_server.server.http.chunks import CHUNKS
+from engine_server.server.http.chunks import CHUNKS, ChunkWriter
 from engine_server.server.http.errors import ApiError
 from engine_server.server.http.event_stream import KEEP_ALIVE, EventStream, OpenAIStream
 
@@ -117,3 +120,18 @@ async def test_cancelled_stream_leaves_no_task() -> None:
     client.task.cancel()
     await asyncio.wait([client.task])
     await until_async(lambda: asyncio.all_tasks() == before)
+
+
+async def test_a_chunk_waits_until_the_client_has_read_enough_of_the_earlier_ones() -> None:
+    transport = mock.Mock()
+    flow = FlowControl(transport)
+    cycle: Any = SimpleNamespace(flow=flow, transport=transport, disconnected=False)
+    flow.pause_writing()
+
+    writing = asyncio.create_task(ChunkWriter(cycle).write(b"data: 1\n\n"))
+    await asyncio.sleep(0)
+    assert not transport.write.called
+    flow.resume_writing()
+    await writing
+
+    transport.write.assert_called_once_with(b"9\r\ndata: 1\n\n\r\n")
