@@ -15,8 +15,13 @@ TEMPLATE = """{{ tools }}{# <|channel|> #}{% for message in messages %}<|start|>
 {{- message.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"""
 THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
 CALL = '<|channel|>commentary to=functions.paint <|constrain|>json<|message|>{"colour": "red"}<|call|>'
-TOOLS = {"paint": {"type": "object", "properties": {"colour": {"enum": ["red"]}}, "required": ["colour"]}}
-SCHEMA = {"type": "object", "properties": {"colour": {"enum": ["red"]}}, "required": ["colour"]}
+SCHEMA = {
+    "type": "object",
+    "properties": {"colour": {"enum": ["red"]}},
+    "required": ["colour"],
+    "additionalProperties": False,
+}
+TOOLS = {"paint": SCHEMA}
 FORM = '<|channel|>final <|constrain|>json<|message|>{"colour": "red"}'
 
 
