@@ -149,7 +149,7 @@ def ignored_form(body: GenerationRequest) -> list[IgnoredPart]:
     use = body.answer_style.tools if body.answer_style else None
     if use is None or use.choice != "required" or body.grammar is None:
         return []
-    return [IgnoredPart(body.engine_fields["structured_outputs"], "a call is demanded")]
+    return [IgnoredPart(body.engine_fields["structured_outputs"], "demanded_call")]
 
 
 def check_ignored(model: LoadedModel, body: GenerationRequest) -> None:

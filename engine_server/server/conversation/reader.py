@@ -133,7 +133,7 @@ class AnswerReader:
         for event in events:
             self._read(event)
         parts, self._parts = self._parts, []
-        return join_parts(parts)
+        return join_parts(parts) if len(parts) > 1 else parts
 
     def _read(self, event: Event) -> None:
         match event:
@@ -171,9 +171,8 @@ class AnswerReader:
         if not visible:
             self._space.append(text)
             return
-        self._space.append(visible)
-        joined = "".join(self._space)
-        self._space = [text[len(visible) :]]
+        joined = "".join([*self._space, visible]) if self._space else visible
+        self._space = [text[len(visible) :]] if len(visible) < len(text) else []
         if not reasoning:
             self._parts.append(Text(joined))
         elif self._answer.include_reasoning:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 Kind = Literal["reasoning", "call", "content"]
@@ -38,6 +39,11 @@ class Delimiter:
         """The characters with which it begins; of a pattern the first, if that is in no class."""
         return {text[0] for text in self.literals or [re.sub(r"^(?:\(\?:)+", "", self.pattern.pattern)]}
 
+    @property
+    def certain_beginnings(self) -> frozenset[str] | None:
+        """The characters of which each match has one first; None for a pattern that doesn't begin with a plain one."""
+        return certain_beginnings(self.pattern.pattern, self.literals)
+
     def may_grow(self, match: Any, length: int) -> bool:
         """Return True if a match may become another one with text after the first `length` characters."""
         if match.partial:
@@ -45,6 +51,15 @@ class Delimiter:
         if match.end() != length:
             return False
         return match.start() == length or self.literals is None or self.can_extend
+
+
+@lru_cache(1024)
+def certain_beginnings(pattern: str, literals: tuple[str, ...] | None) -> frozenset[str] | None:
+    if literals is not None:
+        return frozenset(text[0] for text in literals)
+    has_alternatives = "|" in re.sub(r"\\.", "", pattern)
+    is_plain = re.match(r"[^\\\[\](){}.*+?^$|](?![*?{])", pattern)
+    return frozenset(pattern[0]) if is_plain and not has_alternatives else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +152,7 @@ class RegionScanner:
         self.kind: Kind = "content"
         # Text came since the last delimiter.
         self._has_body = False
+        self._beginnings = self._watched_beginnings()
 
     @property
     def retained_characters(self) -> int:
@@ -165,6 +181,12 @@ class RegionScanner:
     def feed(self, text: str) -> list[Event]:
         """Return the events that marked text completes; a possible beginning of a delimiter is held back."""
         events: list[Event] = []
+        if self._pos == len(self._buffer) and self._has_no_delimiter(text):
+            self._buffer += text
+            self._add_body(events, len(self._buffer))
+            if self._pos > CONSUMED_CHARACTERS:
+                self._drop(self._pos - LOOKBEHIND)
+            return events
         for start in range(0, len(text), PIECE_CHARACTERS):
             self._buffer += text[start : start + PIECE_CHARACTERS]
             self._read(events, ended=False)
@@ -197,6 +219,7 @@ class RegionScanner:
                 events.append(Closed(self.kind, found.match.group()))
                 self._region, self.kind = self._content, "content"
             self._has_body = False
+            self._beginnings = self._watched_beginnings()
 
     def _open(self, events: list[Event], region: Region, match: Any) -> None:
         if self._region is not self._content:
@@ -267,6 +290,21 @@ class RegionScanner:
         else:
             watched = []
         return watched + [(self._region, False)] * (self._region.close is not None)
+
+    def _watched_beginnings(self) -> frozenset[str] | None:
+        """Return the characters of which every delimiter that may follow begins with one; None if there are others."""
+        found: set[str] = set()
+        for region, opens in self._watched():
+            delimiter = region.open if opens else region.close
+            beginnings = None if delimiter is None else delimiter.certain_beginnings
+            if beginnings is None:
+                return None
+            found |= beginnings
+        return frozenset(found)
+
+    def _has_no_delimiter(self, text: str) -> bool:
+        """Return True if text has neither a delimiter nor the beginning of one, which most text shows at once."""
+        return self._beginnings is not None and self._beginnings.isdisjoint(text)
 
     def _drop(self, consumed: int) -> None:
         self._buffer = self._buffer[consumed:]

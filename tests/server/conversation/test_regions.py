@@ -1,12 +1,14 @@
 """Delimiters of answers: tokens are marks, the same letters are text, and a call may end the reasoning."""
 
 import pytest
+import regex
 from hypothesis import given
 from hypothesis import strategies as st
 from server.conversation.recorded_answers import RECORDINGS, TOOLS, our_layout, reading
 from server.conversation.test_reader import calls_of, marked, parse, text_of
 
 from engine_server.requests.stop_scope import ScopedText
+from engine_server.server.conversation.regions import Delimiter
 from engine_server.server.conversation.stop_scope import ContentScope
 from engine_server.server.generation.answer_start import AnswerStart
 from engine_server.server.generation.events import Reasoning, Text
@@ -57,6 +59,25 @@ def test_call_whose_marks_are_text_is_none_within_thoughts() -> None:
 def test_text_without_a_header_is_content() -> None:
     reader = reading("gpt_oss", AnswerStart("<|start|>assistant"), tokens=True).reader(0)
     assert parse(reader, "Hello.") == [Text("Hello.")]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "literals", "expected"),
+    [
+        ("", ("</think>", "[/THINK]"), {"<", "["}),
+        (r"<tool_call>\s*<function=(?P<name>[^>]{1,9})>", None, {"<"}),
+        (r"<\|tool_call>call:", None, {"<"}),
+        (r"<a>|b", None, None),
+        (r"<?a", None, None),
+        (r"(?:^\s*|<a>)(?=\{)", None, None),
+        (r"\[TOOL_CALLS\]", None, None),
+        (r"(?=.)", None, None),
+    ],
+)
+def test_delimiter_names_its_first_character_where_it_is_certain(
+    pattern: str, literals: tuple[str, ...] | None, expected: set[str] | None
+) -> None:
+    assert Delimiter(regex.compile(pattern), literals).certain_beginnings == expected
 
 
 def test_thoughts_full_of_marks_take_bounded_memory() -> None:
