@@ -28,7 +28,7 @@ TOOLS = {
 BUDGET = 3
 FORMS: dict[str, dict[str, Any]] = {
     "schema": {"schema": SCHEMA},
-    "object": {"guided_json": {"type": "object", "maxProperties": 1}},
+    "object": {"guided_json": {"type": "object"}, "limit": 12},
     "choice": {"guided_choice": ["red", "deep blue"]},
     "regex": {"guided_regex": "[a-c]{2}-[0-9]"},
     "required": {"tools": TOOLS, "choice": "required", "parallel": False},
@@ -71,8 +71,7 @@ def test_form_is_held_whole_and_streamed(model: LocalServer, form: str, api: str
     reply = ask(model, api, **fields)
 
     check(form, reply.content, reply.calls)
-    assert bool(reply.reasoning_tokens) == bool(reply.reasoning)
-    assert reply.reasoning_tokens == BUDGET if switch == "on" else reply.reasoning_tokens <= BUDGET
+    assert bool(reply.reasoning) <= reply.reasoning_tokens <= (0 if switch == "off" else BUDGET)
     assert reply.ignored == (f"{FIELDS[api]} (demanded_call)" if form == "required beside a form" else None)
     if form == "choice" or (form, api, switch) not in DEFAULT:
         assert stream(model, api, **fields) == reply
@@ -97,7 +96,7 @@ def check(form: str, content: str, calls: list[tuple[str, Any]]) -> None:
     elif form == "regex":
         assert re.fullmatch("[a-c]{2}-[0-9]", content)
     elif form == "object":
-        assert isinstance(json.loads(content), dict)
+        assert content.startswith("{")  # the model may fill it until the answer's limit
     else:
         assert form in ("schema", "none beside a form", "auto beside a form")
         jsonschema.validate(json.loads(content), SCHEMA)
