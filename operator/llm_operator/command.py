@@ -6,9 +6,10 @@ import socket
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
-from aiohttp import web
+from aiohttp import ClientConnectionError, web
 from kubernetes.aio.client import ApiClient
 from prometheus_client.aiohttp import make_aiohttp_handler
 
@@ -114,6 +115,7 @@ async def work(
 
     After a lost lease the process ends, since another operator works then.
     """
+    asyncio.get_running_loop().set_exception_handler(partial(log_error, stop))
     watching = [asyncio.create_task(informer.run(stop)) for informer in informers]
     leading = asyncio.create_task(lead(writers, lease, informers))
     stopping = asyncio.create_task(stop.wait())
@@ -128,6 +130,12 @@ async def work(
     if leading in ended:
         logger.error("the lease is lost")
     return int(stopping not in ended)
+
+
+def log_error(stop: asyncio.Event, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log an error that no task awaits, but for those of calls of kopf's discovery that the stop has cut off."""
+    if not (stop.is_set() and isinstance(context.get("exception"), ClientConnectionError)):
+        loop.default_exception_handler(context)
 
 
 async def lead(writers: Iterable[Writer], lease: Lease, informers: Iterable[Informer]) -> None:

@@ -1,10 +1,13 @@
 """The Lease, with several operators at the same time, against a real API server."""
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
+from aiohttp import ClientConnectionError
+from llm_operator.command import log_error
 from llm_operator.control import lease
 from operators import Operator
 from waiting import until
@@ -103,3 +106,21 @@ def test_a_deleted_lease_is_created_again(world: Any, home: str, start: Any) -> 
 
     until(lambda: holder(world, home) == before)
     assert operator.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("stops", "error", "logged"),
+    [
+        (True, ClientConnectionError("closed"), False),
+        (True, ValueError("wrong"), True),
+        (False, ClientConnectionError("closed"), True),
+    ],
+)
+async def test_calls_that_the_stop_cuts_off_are_no_errors(
+    stops: bool, error: Exception, logged: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    stop = asyncio.Event()
+    if stops:
+        stop.set()
+    log_error(stop, asyncio.get_running_loop(), {"message": "never retrieved", "exception": error})
+    assert ("never retrieved" in caplog.text) == logged
