@@ -68,12 +68,11 @@ def plan_conversation(
             first=demands,
             budget=style.reasoning_budget,
         )
-    limited = style.reasoning_budget is not None and state.reasoning != "past"
-    needed = limited or (grammar is not None and state.reasoning != "past")
+    depends_on_reasoning = style.reasoning_budget is not None or grammar is not None
     planned = msgspec.structs.replace(
         params,
         structured_outputs=grammar and grammar.params,
-        reasoning=reasoning if needed else None,
+        reasoning=reasoning if depends_on_reasoning and state.reasoning != "past" else None,
         mark_token_ids=None if regions.is_plain else list(regions.marks.token_ids),
     )
     if regions.is_plain:

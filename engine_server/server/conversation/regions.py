@@ -7,7 +7,7 @@ partial matches is that of transformers' parser of response templates.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
@@ -181,15 +181,14 @@ class RegionScanner:
     def feed(self, text: str) -> list[Event]:
         """Return the events that marked text completes; a possible beginning of a delimiter is held back."""
         events: list[Event] = []
-        if self._pos == len(self._buffer) and self._has_no_delimiter(text):
-            self._buffer += text
-            self._add_body(events, len(self._buffer))
-            if self._pos > CONSUMED_CHARACTERS:
-                self._drop(self._pos - LOOKBEHIND)
-            return events
         for start in range(0, len(text), PIECE_CHARACTERS):
-            self._buffer += text[start : start + PIECE_CHARACTERS]
-            self._read(events, ended=False)
+            piece = text[start : start + PIECE_CHARACTERS]
+            is_body = self._pos == len(self._buffer) and self._has_no_delimiter(piece)
+            self._buffer += piece
+            if is_body:
+                self._add_body(events, len(self._buffer))
+            else:
+                self._read(events, ended=False)
             if self._pos > CONSUMED_CHARACTERS:
                 self._drop(self._pos - LOOKBEHIND)
         return events
@@ -224,9 +223,7 @@ class RegionScanner:
     def _open(self, events: list[Event], region: Region, match: Any) -> None:
         if self._region is not self._content:
             events.append(Closed(self.kind, ""))
-        captures: Mapping[str, str] = {
-            name: text for name, text in match.groupdict().items() if text is not None
-        }
+        captures = captures_of(match)
         self._region, self.kind = region, region.kind
         if region.route is not None:
             self.kind, captures = region.route(captures)
@@ -244,9 +241,7 @@ class RegionScanner:
         """Return the next delimiter, if it is certain, and the place up to which the text is."""
         candidates = []
         pending = len(self._buffer)
-        for region, opens in self._watched():
-            delimiter = region.open if opens else region.close
-            assert delimiter is not None
+        for region, opens, delimiter in self._watched():
             start = max(self._pos, self._refused) if opens and self.kind == "reasoning" else self._pos
             match = delimiter.pattern.search(self._buffer, start, partial=not ended)
             while match is not None and not match.partial and opens and self.kind == "reasoning":
@@ -276,30 +271,26 @@ class RegionScanner:
         return self._content_begun or bool(self._buffer[self._pos : match.start()].strip())
 
     def _is_call(self, region: Region, match: Any, ended: bool) -> bool | None:
-        captures = {name: text for name, text in match.groupdict().items() if text is not None}
         following = self._buffer[match.end() : match.end() + NAME_CHARACTERS]
-        named = self._names_tool(region, captures, following)
+        named = self._names_tool(region, captures_of(match), following)
         return False if named is None and (ended or len(following) == NAME_CHARACTERS) else named
 
-    def _watched(self) -> list[tuple[Region, bool]]:
-        """Return the delimiters that may follow: each a region, and True for its beginning."""
-        if self._region is self._content:
-            watched = [(region, True) for region in self._opening]
-        elif self.kind == "reasoning":
-            watched = [(region, True) for region in self._opening if region.interrupts]
-        else:
-            watched = []
-        return watched + [(self._region, False)] * (self._region.close is not None)
+    def _watched(self) -> Iterator[tuple[Region, bool, Delimiter]]:
+        """Yield the delimiters that may follow: each a region, True for its beginning, and the delimiter."""
+        for region in self._opening:
+            begins = self._region is self._content or (self.kind == "reasoning" and region.interrupts)
+            if begins and region.open is not None:
+                yield region, True, region.open
+        if self._region.close is not None:
+            yield self._region, False, self._region.close
 
     def _watched_beginnings(self) -> frozenset[str] | None:
         """Return the characters of which every delimiter that may follow begins with one; None if there are others."""
         found: set[str] = set()
-        for region, opens in self._watched():
-            delimiter = region.open if opens else region.close
-            beginnings = None if delimiter is None else delimiter.certain_beginnings
-            if beginnings is None:
+        for _, _, delimiter in self._watched():
+            if delimiter.certain_beginnings is None:
                 return None
-            found |= beginnings
+            found |= delimiter.certain_beginnings
         return frozenset(found)
 
     def _has_no_delimiter(self, text: str) -> bool:
@@ -310,3 +301,8 @@ class RegionScanner:
         self._buffer = self._buffer[consumed:]
         self._pos -= consumed
         self._refused = max(0, self._refused - consumed)
+
+
+def captures_of(match: Any) -> Mapping[str, str]:
+    """Return the named groups of a match that have text."""
+    return {name: text for name, text in match.groupdict().items() if text is not None}
