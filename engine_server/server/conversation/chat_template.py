@@ -1,0 +1,70 @@
+"""A model's chat template and the tokens that it names, which is all that a rendering depends on besides a history."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import jinja2
+import jinja2.meta
+import msgspec
+from transformers.utils.chat_template_utils import render_jinja_template
+
+
+class TemplateRefusedError(Exception):
+    """A template raised an error for what it was given."""
+
+
+class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
+    """A chat template, without its tokenizer. Renderings equal those of transformers' `apply_chat_template`."""
+
+    text: str
+    # By their names, such as "bos_token", which templates read as variables.
+    special_tokens: dict[str, Any] = {}
+    # The texts of the tokenizer's added tokens, by id.
+    added_tokens: dict[int, str] = {}
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> ChatTemplate:
+        """Return the template of a tokenizer; of several the one for tools. Its text is empty where there is none."""
+        text = tokenizer.chat_template
+        if isinstance(text, dict):
+            text = text.get("tool_use") or text.get("default")
+        tokens = {token_id: token.content for token_id, token in tokenizer.added_tokens_decoder.items()}
+        return cls(text or "", dict(tokenizer.special_tokens_map), tokens)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        opens: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Return a conversation as text. opens: with the beginning of the answer. Raises TemplateRefusedError."""
+        given = [{key: value for key, value in message.items() if value is not None} for message in messages]
+        try:
+            rendered: Any = render_jinja_template(
+                conversations=[given],
+                tools=None if tools is None else [dict(tool) for tool in tools],
+                chat_template=self.text,
+                add_generation_prompt=opens,
+                **{**self.special_tokens, **(variables or {})},
+            )
+        except Exception as error:  # a template may raise any
+            raise TemplateRefusedError(str(error)) from None
+        return str(rendered[0][0])
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """The variables that the template reads."""
+        environment = jinja2.Environment(extensions=["jinja2.ext.do", "jinja2.ext.loopcontrols"])  # noqa: S701  (no HTML)
+        text = self.text.replace("{% generation %}", "").replace("{% endgeneration %}", "")
+        try:
+            return frozenset(jinja2.meta.find_undeclared_variables(environment.parse(text)))
+        except jinja2.TemplateError:
+            return frozenset({"tools"} if "tools" in self.text else ())
+
+    @property
+    def takes_tools(self) -> bool:
+        return "tools" in self.variables
