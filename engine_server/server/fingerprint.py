@@ -96,8 +96,7 @@ def stream_settings(
             "call": layout.call,
             "call_id": layout.call_id,
             "takes_tools": layout.takes_tools,
-            "text_arguments": layout.text_arguments,
-            "object_arguments": layout.object_arguments,
+            "capabilities": layout.capabilities,
         }
     encoded = msgspec.json.encode(covered, order="sorted")
     return hashlib.sha256(encoded).hexdigest()[:DIGEST_LENGTH]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine_server.models import commit_of
 from engine_server.server.adapters import ServedAdapters
+from engine_server.server.conversation.layout import PLAIN_TEXT, Layout
 from engine_server.server.wanted_adapters import AdapterSet
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
     from engine_server.config import PoolingConfig
     from engine_server.engine.async_llm import AsyncLLMEngine
-    from engine_server.server.conversation.layout import Layout
     from engine_server.server.settings import ApiSettings
 
 # W3C Trace Context.
@@ -54,6 +54,11 @@ class LoadedModel:
     traces: bool
     # Of the hub's repository that the model was fetched from, if that is known.
     commit: str | None
+
+    @property
+    def answer_layout(self) -> Layout:
+        """The layout of answers, which are plain text without a tokenizer."""
+        return self.layout or PLAIN_TEXT
 
     @property
     def pooling(self) -> PoolingConfig:

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from engine_server import EngineArgs
 from engine_server.server import fingerprint as fingerprint_module
 from engine_server.server.conversation.layout import Layout
+from engine_server.server.conversation.template.capabilities import Capabilities
 from engine_server.server.fingerprint import (
     HEAD_BYTES,
     SAMPLE_BYTES,
@@ -87,7 +88,7 @@ def test_settings_that_change_streams_change_their_hash_and_no_others_do(model: 
         ),
         stream_settings(ApiSettings(return_tokens_as_token_ids=True), SAMPLING, layout_of()),
         stream_settings(ApiSettings(), SAMPLING, layout_of(data={"fields": {}})),
-        stream_settings(ApiSettings(), SAMPLING, layout_of(text_arguments=True)),
+        stream_settings(ApiSettings(), SAMPLING, layout_of(capabilities=Capabilities(arguments="text"))),
         stream_settings(ApiSettings(), SAMPLING, None),
     ]
     with mock.patch.object(fingerprint_module, "RENDERING", 0):

@@ -20,6 +20,7 @@ from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
     from engine_server.engine.beam_search import BeamSearchParams
+    from engine_server.server.conversation.layout import Layout
     from engine_server.server.engine_host import EngineHost
     from engine_server.server.generation.plan import AnswerIdentity
     from engine_server.server.loaded_model import LoadedModel
@@ -71,7 +72,7 @@ class CompletionRequest(GenerationRequest):
             return default
         return 1 if self.prompt_only else self.max_tokens
 
-    def source(self, settings: ApiSettings, context: int) -> TextSource:
+    def source(self, settings: ApiSettings, layout: Layout, context: int) -> TextSource:
         return TextSource(
             texts=self.prompt,
             add_special_tokens=self.add_special_tokens is not False,

@@ -1,16 +1,15 @@
-"""The content of a message: text, and media that no model here takes, of which the prompt has a note."""
+"""The content of a message: text, and parts that no model here takes, of which the prompt has a note."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple, get_args
 
-from pydantic import BaseModel, ConfigDict
 from pydantic_core import PydanticCustomError
 
 from engine_server.contract.errors import ErrorCode
-from engine_server.server.api.fields import UNSUPPORTED
 from engine_server.server.api.ignored import IgnoredPart
+from engine_server.server.conversation.history.turns import Omitted, Result, Text, Turn
 from engine_server.server.http.errors import ApiError
 
 MediaType = Literal[
@@ -20,25 +19,8 @@ MediaType = Literal[
     "document", "file", "input_file",
 ]  # fmt: skip
 MEDIA_TYPES = get_args(MediaType)
-
-
-class MediaPart(BaseModel):
-    """A picture, sound, film or file. What it holds is not read."""
-
-    model_config = ConfigDict(strict=True)
-
-    type: MediaType
-
-    @property
-    def text(self) -> str:
-        """The note that takes its place in the prompt."""
-        return f"[{self.type.removeprefix('input_').removesuffix('_url')} omitted]"
-
-
-# By type: a conversation may have any number of them.
-MEDIA = {kind: MediaPart(type=kind) for kind in MEDIA_TYPES}
-# The parts of a message, of which text needs no type of its own.
-Content = tuple[str | MediaPart, ...]
+# The parts of a message: text, or the type of a part that the model can't take.
+Content = tuple[Text | Omitted, ...]
 
 
 class MediaUse(NamedTuple):
@@ -57,47 +39,55 @@ def read_content(value: object, text_types: Mapping[str, str]) -> Content:
     if value is None:
         return ()
     if isinstance(value, str):
-        return (value,)
+        return (Text(value),)
     if not isinstance(value, list):
         raise PydanticCustomError("content", "takes a string or a list of text parts")
     return tuple(read_part(part, number, text_types) for number, part in enumerate(value))
 
 
-def read_part(part: object, number: int, text_types: Mapping[str, str]) -> str | MediaPart:
+def read_part(part: object, number: int, text_types: Mapping[str, str]) -> Text | Omitted:
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind in MEDIA_TYPES:
-        return MEDIA[kind]
-    if not isinstance(part, dict) or kind not in tuple(text_types):  # which may have no hash
+    if not isinstance(part, dict) or not isinstance(kind, str):
         raise PydanticCustomError(
-            UNSUPPORTED,
-            "has as part {number} a {kind}, which is not supported; supported: {supported}",
-            {"number": number, "kind": str(kind)[:64], "supported": ", ".join(text_types)},
+            "content",
+            "has as part {number} no object with a type; supported: {supported}",
+            {"number": number, "supported": ", ".join(text_types)},
         )
-    text = part.get(text_types[str(kind)])
+    if kind not in text_types:
+        return Omitted(kind, str(number))
+    text = part.get(text_types[kind])
     if not isinstance(text, str):
         raise PydanticCustomError("content", "has no text in part {number}", {"number": number})
-    return text
+    return Text(text)
 
 
-def text_of(content: Content) -> str:
-    """Return the content as templates take it: parts are joined by line ends."""
-    return "\n".join(part if isinstance(part, str) else part.text for part in content)
+def at(path: str, content: Content) -> Content:
+    """Return content whose parts have their path in the body. path: that of the content."""
+    return tuple(
+        Omitted(part.type, f"{path}.{part.path}") if isinstance(part, Omitted) else part for part in content
+    )
 
 
-def media_of(contents: Sequence[tuple[str, str, Sequence[Any]]]) -> list[MediaUse]:
-    """Return the media of a conversation. contents: for each message its path in the body, its role and its parts.
+def media_of(turns: Sequence[Turn]) -> list[MediaUse]:
+    """Return the parts of a conversation that the model can't take.
 
-    The newest turn of the user is what follows the last answer; a last message of the assistant, which is continued, is
+    The newest turn of the user is what follows the last answer; a last turn of the assistant, which is continued, is
     none.
     """
-    answers = [number for number, (_, role, _) in enumerate(contents[:-1]) if role == "assistant"]
+    answers = [number for number, turn in enumerate(turns[:-1]) if turn.role == "assistant"]
     start = answers[-1] + 1 if answers else 0
     return [
-        MediaUse(IgnoredPart(f"{path}.{index}", part.type), role == "user" and number >= start)
-        for number, (path, role, parts) in enumerate(contents)
-        for index, part in enumerate(parts)
-        if isinstance(part, MediaPart)
+        MediaUse(IgnoredPart(part.path, part.type), turn.role == "user" and number >= start)
+        for number, turn in enumerate(turns)
+        for part in omitted_in(turn)
     ]
+
+
+def omitted_in(turn: Turn) -> Iterator[Omitted]:
+    for part in turn.parts:
+        for one in part.content if isinstance(part, Result) else (part,):
+            if isinstance(one, Omitted):
+                yield one
 
 
 def refuse_media(part: IgnoredPart) -> ApiError:

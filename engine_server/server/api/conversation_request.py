@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator
 
 from engine_server.server.api.chat.template_variables import check_variables
+from engine_server.server.api.content import MediaUse, media_of
 from engine_server.server.api.fields import Ignored, only
 from engine_server.server.api.generation_request import GenerationRequest
-from engine_server.server.generation.chat_turns import ChatTurns
+from engine_server.server.conversation.chat_prompt import chat_prompt
+from engine_server.server.conversation.history.turns import Conversation, Turn
 from engine_server.server.generation.prompts import ChatSource
 from engine_server.server.generation.tool_use import AnswerStyle, ToolUse
 
 if TYPE_CHECKING:
+    from engine_server.server.conversation.layout import Layout
     from engine_server.server.settings import ApiSettings
 
 
@@ -50,9 +53,24 @@ class ConversationRequest(GenerationRequest):
         """The form of the answer's text, as the chat API's response_format."""
         raise NotImplementedError
 
-    def turns(self) -> ChatTurns:
-        """Return the conversation as the template takes it, without its tools."""
+    @cached_property
+    def turns(self) -> tuple[Turn, ...]:
+        """The turns of the conversation."""
         raise NotImplementedError
+
+    @property
+    def continues(self) -> bool:
+        """True if the answer continues the last turn."""
+        raise NotImplementedError
+
+    @property
+    def variables(self) -> Mapping[str, Any]:
+        """Variables of the chat template that the API's own fields set."""
+        raise NotImplementedError
+
+    @cached_property
+    def media(self) -> Sequence[MediaUse]:
+        return media_of(self.turns)
 
     @property
     def answer_style(self) -> AnswerStyle:
@@ -62,12 +80,17 @@ class ConversationRequest(GenerationRequest):
         super().check_combinations()
         _ = self.tool_use  # its choice may be of a tool that is missing
 
-    def source(self, settings: ApiSettings, context: int) -> ChatSource:
-        turns = self.turns()
+    def source(self, settings: ApiSettings, layout: Layout, context: int) -> ChatSource:
         defaults = settings.default_chat_template_kwargs or {}
-        variables = {**defaults, **turns.variables, **(self.chat_template_kwargs or {})}
+        continues = self.continues
+        conversation = Conversation(
+            turns=self.turns,
+            open_answer=not continues,
+            continue_last=continues,
+            variables={**defaults, **self.variables, **(self.chat_template_kwargs or {})},
+        )
         return ChatSource(
-            conversations=[replace(turns, variables=variables)],
+            conversations=[chat_prompt(conversation, layout, self.tool_use)],
             field=self.ENGINE_FIELDS["prompt"],
             cuts=self.cuts(context),
             cache_salt=self.cache_salt,

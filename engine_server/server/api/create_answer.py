@@ -50,7 +50,7 @@ async def create_answer(
     else:
         answer = await whole_answer(generation, renderer)
     answer.headers[MODEL] = request.identity.fingerprint
-    if ignored := ignored_parts(model, body):
+    if ignored := ignored_parts(model, body, request.source):
         answer.headers[HEADER] = header_value(ignored)
     return answer
 

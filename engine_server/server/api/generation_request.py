@@ -31,6 +31,7 @@ from engine_server.server.generation.response_format import RequestedGrammar, re
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
+    from engine_server.server.conversation.layout import Layout
     from engine_server.server.generation.prompts import PromptSource
     from engine_server.server.generation.tool_use import AnswerStyle
     from engine_server.server.settings import ApiSettings
@@ -189,7 +190,7 @@ class GenerationRequest(ApiRequest):
         """The parts that the answer may have besides text; None for plain text. Raises ApiError 400."""
         return None
 
-    def source(self, settings: ApiSettings, context: int) -> PromptSource:
+    def source(self, settings: ApiSettings, layout: Layout, context: int) -> PromptSource:
         """Return the prompts, without the tools of conversations. context: the most tokens of prompt and answer.
 
         Raises ApiError 400.

@@ -6,7 +6,6 @@ import secrets
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,22 +22,15 @@ from engine_server.server.api.deadline import deadline
 from engine_server.server.api.ignored import IgnoredPart, ignored_types
 from engine_server.server.api.models import served_model
 from engine_server.server.api.schemas import request_schemas
-from engine_server.server.conversation.described_tools import (
-    as_object,
-    as_text,
-    describe_tools,
-    with_arguments,
-)
-from engine_server.server.generation.chat_turns import ChatTurns
 from engine_server.server.generation.plan import AnswerIdentity, AnswerRequest
-from engine_server.server.generation.prompts import ChatSource, PromptSource
+from engine_server.server.generation.prompts import PromptSource
 from engine_server.server.http.errors import ApiError, refusal
 
 if TYPE_CHECKING:
     from engine_server.contract.continuation import Resume
     from engine_server.server.api.generation_request import GenerationRequest
     from engine_server.server.conversation.layout import Layout
-    from engine_server.server.generation.tool_use import AnswerStyle, ToolUse
+    from engine_server.server.generation.tool_use import AnswerStyle
     from engine_server.server.loaded_model import LoadedModel
     from engine_server.server.settings import ApiSettings
 
@@ -129,19 +121,17 @@ def prompt_source(model: LoadedModel, body: GenerationRequest, context: int) -> 
 
     context: the most tokens of prompt and answer.
     """
-    check_ignored(model, body)
-    source, style = body.source(model.settings, context), body.answer_style
-    if model.layout is None or style is None or not isinstance(source, ChatSource):
-        return source
-    conversations = [with_tools(turns, model.layout, style.tools) for turns in source.conversations]
-    return replace(source, conversations=conversations)
+    source = body.source(model.settings, model.answer_layout, context)
+    check_ignored(model, body, source)
+    return source
 
 
-def ignored_parts(model: LoadedModel, body: GenerationRequest) -> list[IgnoredPart]:
+def ignored_parts(model: LoadedModel, body: GenerationRequest, source: PromptSource) -> list[IgnoredPart]:
     """Return what is left out of the prompt, or has no effect on the answer."""
     hints = () if limits_reasoning(model.layout) else body.reasoning_hints
     relaxed = request_schemas(body, model.settings.strict_schemas).relaxed
-    return [*body.ignored, *hints, *ignored_form(body), *relaxed]
+    lost = [IgnoredPart(*part) for part in source.lost]
+    return [*body.ignored, *hints, *ignored_form(body), *lost, *relaxed]
 
 
 def ignored_form(body: GenerationRequest) -> list[IgnoredPart]:
@@ -152,10 +142,10 @@ def ignored_form(body: GenerationRequest) -> list[IgnoredPart]:
     return [IgnoredPart(body.engine_fields["structured_outputs"], "demanded_call")]
 
 
-def check_ignored(model: LoadedModel, body: GenerationRequest) -> None:
+def check_ignored(model: LoadedModel, body: GenerationRequest, source: PromptSource) -> None:
     """Log what is ignored. Raises ApiError 400 for a part that must not be."""
     refuse_ignored(model.settings, body.ignored_tools, body.media)
-    ignored_types.warn(part.type for part in ignored_parts(model, body))
+    ignored_types.warn(part.type for part in ignored_parts(model, body, source))
 
 
 def refuse_ignored(settings: ApiSettings, tools: Sequence[IgnoredPart], media: Sequence[MediaUse]) -> None:
@@ -167,17 +157,6 @@ def refuse_ignored(settings: ApiSettings, tools: Sequence[IgnoredPart], media: S
     for one in media:
         if policy == "refuse" or (policy is None and one.newest):
             raise refuse_media(one.part)
-
-
-def with_tools(turns: ChatTurns, layout: Layout, use: ToolUse | None) -> ChatTurns:
-    """Return a conversation with its tools as the chat template takes them."""
-    if not layout.takes_tools:
-        return replace(turns, messages=describe_tools(turns.messages, use.callable if use else None))
-    if layout.text_arguments:
-        turns = replace(turns, messages=with_arguments(turns.messages, as_text))
-    elif layout.object_arguments:
-        turns = replace(turns, messages=with_arguments(turns.messages, as_object))
-    return replace(turns, tools=use.definitions if use else None)
 
 
 def limits_reasoning(layout: Layout | None) -> bool:

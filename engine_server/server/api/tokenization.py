@@ -16,16 +16,15 @@ from engine_server.contract.errors import ErrorCode
 from engine_server.engine.input.tokenizer import encode_texts
 from engine_server.server.api import openapi
 from engine_server.server.api.chat.input import ChatInput
-from engine_server.server.api.chat.messages import media_in
 from engine_server.server.api.chat.tools import Tools, tool_use, tools_by_path
-from engine_server.server.api.content import MediaUse
+from engine_server.server.api.content import MediaUse, media_of
 from engine_server.server.api.generation_request import ApiRequest, parse_request
 from engine_server.server.api.ignored import IgnoredPart, ignored_tools
 from engine_server.server.api.models import served_model
 from engine_server.server.api.openai_answer import tokenizer_response
-from engine_server.server.api.read_request import refuse_ignored, with_tools
+from engine_server.server.api.read_request import refuse_ignored
 from engine_server.server.api.tokenizer import require_tokenizer
-from engine_server.server.generation.chat_turns import ChatTurns
+from engine_server.server.conversation.chat_prompt import ChatPrompt, chat_prompt
 from engine_server.server.generation.prompts import run_by_size, tokenize_chat
 from engine_server.server.http.errors import ApiError
 
@@ -58,7 +57,7 @@ class TokenizeRequest(ChatInput):
 
     @cached_property
     def media(self) -> Sequence[MediaUse]:
-        return media_in(self.messages or ())
+        return media_of(self.turns)
 
 
 class Tokens(msgspec.Struct):
@@ -113,7 +112,7 @@ async def tokenize(model: LoadedModel, request: TokenizeRequest) -> Tokens:
     tokenizer = require_tokenizer(model)
     prompt, special = request.prompt, request.add_special_tokens is not False
     if prompt is None:
-        token_ids = (await tokenize_chat(model.engine, chat_turns(model, request)))["prompt_token_ids"]
+        token_ids = (await tokenize_chat(model.engine, requested_chat(model, request)))["prompt_token_ids"]
     else:
         (token_ids,) = await run_by_size(
             len(prompt), lambda: encode_texts(tokenizer, [prompt], add_special_tokens=special)
@@ -122,13 +121,11 @@ async def tokenize(model: LoadedModel, request: TokenizeRequest) -> Tokens:
     return Tokens(len(token_ids), model.max_model_len, token_ids, names)
 
 
-def chat_turns(model: LoadedModel, request: TokenizeRequest) -> ChatTurns:
+def requested_chat(model: LoadedModel, request: TokenizeRequest) -> ChatPrompt:
     """Return the conversation as the chat API renders it. Raises ApiError 400 for what the chat API refuses."""
     refuse_ignored(model.settings, request.ignored_tools, request.media)
-    turns = request.turns(model.settings, open_answer=True)
-    if model.layout is None:
-        return turns
-    return with_tools(turns, model.layout, tool_use(tools_by_path(request.tools or ()), None, None))
+    use = tool_use(tools_by_path(request.tools or ()), None, None)
+    return chat_prompt(request.conversation(model.settings, open_answer=True), model.answer_layout, use)
 
 
 async def detokenize(model: LoadedModel, request: DetokenizeRequest) -> Detokenized:

@@ -9,8 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import jinja2
-import jinja2.meta
+import msgspec
 import yaml
 
 from engine_server.requests.reasoning import Mark
@@ -19,22 +18,25 @@ from engine_server.server.conversation.channels import Channels
 from engine_server.server.conversation.layout import AnswerRegions, Layout, ReasoningMarks
 from engine_server.server.conversation.marks import MarkTokens
 from engine_server.server.conversation.response_template import CALL_FIELD, REASONING_FIELDS, read_regions
-from engine_server.server.generation.answer_start import USER_TURNS, opening_of
+from engine_server.server.conversation.template.chat_template import ChatTemplate
+from engine_server.server.conversation.template.openings import SWITCHES, USER_TURNS, opening_of
+from engine_server.server.conversation.template.probe import capabilities_of
 
 FORMATS = "formats.yaml"
 # The end of an opening within the reasoning, and after an empty one.
 MARK = r"(?P<bracket>[<\[])(?P<name>[A-Za-z][\w:-]*)(?P<end>[>\]])"
 OPENED = re.compile(rf"{MARK}\s*$")
 LEFT_EMPTY = re.compile(rf"{MARK}\s*(?P=bracket)/(?P=name)(?P=end)\s*$")
-# The variables by which chat templates switch the reasoning on and off.
-SWITCHES = ("enable_thinking", "thinking")
 
 
 def find_layout(tokenizer: Any, file: Path | None) -> Layout:
     """Return the layout that `file` has, else the tokenizer's own, else ours. Raises ValueError for a bad template."""
-    chat_template = chat_template_text(tokenizer)
-    takes_tools = "tools" in template_variables(chat_template)
+    template_of_chats = ChatTemplate.of(tokenizer)
+    chat_template, takes_tools = template_of_chats.text, template_of_chats.takes_tools
     name, ours = our_format(chat_template, takes_tools)
+    capabilities = capabilities_of(template_of_chats)
+    if not takes_tools:
+        capabilities = msgspec.structs.replace(capabilities, calls=False, results=False)
     channels = Channels(**ours["channels"]) if "channels" in ours else None
     if file is not None:
         name, channels = str(file), None
@@ -44,7 +46,7 @@ def find_layout(tokenizer: Any, file: Path | None) -> Layout:
     elif channels is not None:
         template = channels.template()
     else:
-        template = our_template(tokenizer, chat_template, ours)
+        template = our_template(template_of_chats, ours)
     layout = Layout(
         name=name,
         call=CallForm(**ours["call"]) if "call" in ours else None,
@@ -52,8 +54,7 @@ def find_layout(tokenizer: Any, file: Path | None) -> Layout:
         call_id=ours.get("call_id"),
         data=template,
         takes_tools=takes_tools,
-        text_arguments=takes_tools and needs_text_arguments(tokenizer),
-        object_arguments=takes_tools and needs_object_arguments(tokenizer),
+        capabilities=capabilities,
     )
     return layout if template is None else with_regions(layout, tokenizer, template)
 
@@ -89,13 +90,13 @@ def call_marks(regions: AnswerRegions) -> tuple[Mark, ...]:
     return tuple(found.values())
 
 
-def our_template(tokenizer: Any, chat_template: str, ours: Mapping[str, Any]) -> dict[str, Any] | None:
+def our_template(chat_template: ChatTemplate, ours: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the response template of one of our formats, with the reasoning that the chat template has."""
     template: dict[str, Any] | None = ours.get("template")
-    if template and ours.get("reasoning_mark", "\0") not in chat_template:
+    if template and ours.get("reasoning_mark", "\0") not in chat_template.text:
         template = without_field(template, REASONING_FIELDS[0])
     if template is None or REASONING_FIELDS[0] not in template["fields"]:
-        found = reasoning_of_openings(tokenizer, chat_template)
+        found = reasoning_of_openings(chat_template)
         if found is not None:
             fields = template["fields"] if template else {"content": {}}
             template = {
@@ -106,12 +107,10 @@ def our_template(tokenizer: Any, chat_template: str, ours: Mapping[str, Any]) ->
     return template and {"start_anchor": "\0", **template}
 
 
-def reasoning_of_openings(tokenizer: Any, chat_template: str) -> dict[str, str] | None:
+def reasoning_of_openings(chat_template: ChatTemplate) -> dict[str, str] | None:
     """Return the delimiters of a reasoning that the chat template opens or leaves empty; None if there is none."""
     for switch in SWITCHES:
-        on, off = (
-            opening_of(tokenizer, USER_TURNS, chat_template, {switch: value}) for value in (True, False)
-        )
+        on, off = (opening_of(chat_template, USER_TURNS, {switch: value}) for value in (True, False))
         if on is None or off is None or on == off:
             continue
         opened, left_empty = OPENED.search(on), LEFT_EMPTY.search(off)
@@ -173,53 +172,6 @@ def as_list(value: str | list[str]) -> list[str]:
 
 def without_field(template: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {**template, "fields": {key: field for key, field in template["fields"].items() if key != name}}
-
-
-def chat_template_text(tokenizer: Any) -> str:
-    template = tokenizer.chat_template
-    if isinstance(template, dict):
-        template = template.get("tool_use") or template.get("default")
-    return template or ""
-
-
-def template_variables(chat_template: str) -> set[str]:
-    """Return the variables that a chat template reads."""
-    environment = jinja2.Environment(extensions=["jinja2.ext.do", "jinja2.ext.loopcontrols"])  # noqa: S701  (no HTML)
-    text = chat_template.replace("{% generation %}", "").replace("{% endgeneration %}", "")
-    try:
-        return jinja2.meta.find_undeclared_variables(environment.parse(text))
-    except jinja2.TemplateError:
-        return {"tools"} if "tools" in chat_template else set()
-
-
-def needs_text_arguments(tokenizer: Any) -> bool:
-    """Return whether the chat template writes arguments as JSON only if they are text. Most do so with objects."""
-    try:
-        text = render_call(tokenizer, {"probe": "value"})
-    except jinja2.TemplateError:
-        return False
-    except TypeError:
-        return True
-    return "{'probe'" in text
-
-
-def needs_object_arguments(tokenizer: Any) -> bool:
-    """Return whether the chat template fails on arguments that are text."""
-    try:
-        render_call(tokenizer, '{"probe')
-    except (jinja2.TemplateError, TypeError, ValueError):
-        return True
-    return False
-
-
-def render_call(tokenizer: Any, arguments: dict[str, Any] | str) -> str:
-    """Return a conversation with one call as the chat template renders it."""
-    call = {"id": "probe1234", "type": "function", "function": {"name": "probe", "arguments": arguments}}
-    messages = [
-        {"role": "user", "content": "probe"},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-    ]
-    return str(tokenizer.apply_chat_template(messages, tokenize=False))
 
 
 def our_format(chat_template: str, takes_tools: bool) -> tuple[str, dict[str, Any]]:

@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from engine_server.requests.reasoning import Mark
 from engine_server.server.conversation.marks import MarkTokens
+from engine_server.server.conversation.template.capabilities import ALL_CAPABILITIES, Capabilities
 
 if TYPE_CHECKING:
     from engine_server.server.conversation.calls.events import ReaderFactory
     from engine_server.server.conversation.calls.form import CallForm
     from engine_server.server.conversation.channels import Channels
     from engine_server.server.conversation.regions import Region
+
+# The region of an answer's text in formats that delimit it.
+TEXT_FIELD = "response"
 
 
 @dataclass(frozen=True)
@@ -64,10 +68,8 @@ class Layout:
     data: Mapping[str, Any] | None = None
     # The chat template has a place for tools.
     takes_tools: bool = True
-    # The chat template takes the arguments of earlier calls as JSON text.
-    text_arguments: bool = False
-    # It takes them as an object alone, and fails on text.
-    object_arguments: bool = False
+    # What it prints of a history.
+    capabilities: Capabilities = ALL_CAPABILITIES
 
     @property
     def calls_tools(self) -> bool:
@@ -76,3 +78,6 @@ class Layout:
     def regions(self, calls: bool) -> AnswerRegions:
         """Return the regions of an answer with or without calls."""
         return self.with_calls if calls else self.without_calls
+
+
+PLAIN_TEXT = Layout("plain text")

@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
-from engine_server.contract.quoting import shorten
-from engine_server.server.generation.answer_start import NO_START, AnswerStart, answer_start
-from engine_server.server.generation.chat_turns import ChatTurns
-from engine_server.server.generation.template_clock import stopped_clock
+from engine_server.server.generation.answer_start import NO_START, AnswerStart
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
@@ -50,12 +47,38 @@ class TextSource:
     def __len__(self) -> int:
         return len(self.texts)
 
+    @property
+    def lost(self) -> Sequence[tuple[str, str]]:
+        return ()
+
+
+class Chat(Protocol):
+    """A conversation that a chat template renders."""
+
+    @property
+    def add_special_tokens(self) -> bool:
+        """Add special tokens to those that the template writes itself."""
+
+    @property
+    def num_characters(self) -> int:
+        """About how many characters the template renders."""
+
+    @property
+    def lost(self) -> Sequence[tuple[str, str]]:
+        """The path in the body and the type of each part that the template doesn't print."""
+
+    def render(self, tokenizer: Any, created: int | None) -> tuple[str, AnswerStart]:
+        """Return the prompt and the part of the answer that it ends with. Raises ApiError 400.
+
+        created: the time for the template, in seconds since the epoch; None: now.
+        """
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatSource:
     """Prompts that are conversations."""
 
-    conversations: Sequence[ChatTurns]
+    conversations: Sequence[Chat]
     # The client's field of the messages.
     field: str
     any_length: bool = False
@@ -64,6 +87,11 @@ class ChatSource:
 
     def __len__(self) -> int:
         return len(self.conversations)
+
+    @property
+    def lost(self) -> Sequence[tuple[str, str]]:
+        """The path and the type of each part that is not in the prompts."""
+        return [part for chat in self.conversations for part in chat.lost]
 
 
 PromptSource = TextSource | ChatSource
@@ -167,15 +195,15 @@ def check_length(processor: Processor, text: str, param: str) -> None:
         raise ApiError(400, error if param == "prompt" else f"{param}: {error}", param=param)
 
 
-async def tokenize_chat(engine: AsyncLLMEngine, turns: ChatTurns) -> TokensPrompt:
+async def tokenize_chat(engine: AsyncLLMEngine, chat: Chat) -> TokensPrompt:
     """Do the same for one conversation as `tokenize_chats` does for several."""
-    (chat,) = await tokenize_chats(engine, [turns])
-    return chat.tokens
+    (prepared,) = await tokenize_chats(engine, [chat])
+    return prepared.tokens
 
 
 async def tokenize_chats(
     engine: AsyncLLMEngine,
-    conversations: Sequence[ChatTurns],
+    conversations: Sequence[Chat],
     any_length: bool = False,
     created: int | None = None,
 ) -> list[PreparedPrompt]:
@@ -185,11 +213,9 @@ async def tokenize_chats(
     the template refuses, or that can't fit the context, unless they have `any_length`.
     """
     processor = await engine.get_input_preprocessor()
-    size = sum(
-        num_characters([turns.messages, turns.tools, dict(turns.variables)]) for turns in conversations
-    )
+    size = sum(chat.num_characters for chat in conversations)
     return await run_by_size(
-        size, lambda: [render_chat(processor, turns, any_length, created) for turns in conversations]
+        size, lambda: [render_chat(processor, chat, any_length, created) for chat in conversations]
     )
 
 
@@ -199,35 +225,17 @@ def num_characters(value: object) -> int:
         return len(value)
     if isinstance(value, Mapping):
         return ITEM_OVERHEAD + sum(len(str(key)) + num_characters(item) for key, item in value.items())
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return ITEM_OVERHEAD + sum(num_characters(item) for item in value)
     return 1
 
 
-def render_chat(
-    processor: Processor, turns: ChatTurns, any_length: bool, created: int | None
-) -> PreparedPrompt:
+def render_chat(processor: Processor, chat: Chat, any_length: bool, created: int | None) -> PreparedPrompt:
     tokenizer: Any = processor.tokenizer
-    try:
-        template = tokenizer.get_chat_template(turns.template, turns.tools)
-        # A continued stream has the day on which it began.
-        with stopped_clock(template, created):
-            text: str = tokenizer.apply_chat_template(
-                turns.messages,
-                tokenize=False,
-                add_generation_prompt=turns.open_answer,
-                continue_final_message=turns.continue_last,
-                tools=turns.tools,
-                chat_template=template,
-                **turns.variables,
-            )
-            start = answer_start(tokenizer, turns, template, text)
-    except Exception as error:  # a template may raise any, given data that it doesn't expect
-        message = f"messages don't fit the model's chat template: {shorten(str(error))}"
-        raise ApiError(400, message, param="messages") from None
+    text, start = chat.render(tokenizer, created)
     if not any_length:
         check_length(processor, text, "messages")
-    token_ids = tokenizer(text, add_special_tokens=turns.add_special_tokens).input_ids
+    token_ids = tokenizer(text, add_special_tokens=chat.add_special_tokens).input_ids
     return PreparedPrompt({"prompt_token_ids": token_ids, "prompt": text}, start)
 
 

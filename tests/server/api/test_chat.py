@@ -146,7 +146,7 @@ def test_accepts_content_parts_and_the_developer_role(answering_client: openai.O
     assert len(lengths) == 2 and lengths[0] == lengths[1]
 
 
-def test_later_message_of_the_developer_is_a_turn_of_the_user(scripted: LocalServer) -> None:
+def test_messages_of_the_developer_are_the_systems(scripted: LocalServer) -> None:
     turns = [("system", "One."), ("developer", "Two."), ("user", "Hi"), ("developer", "Three.")]
     body = {
         "model": MODEL,
@@ -156,7 +156,7 @@ def test_later_message_of_the_developer_is_a_turn_of_the_user(scripted: LocalSer
     }
     prompt = scripted.post("/v1/chat/completions", body).json["prompt_text"]
     assert "<|im_start|>system\nOne.\n\nTwo.<|im_end|>" in prompt
-    assert "<|im_start|>user\nThree.<|im_end|>" in prompt
+    assert "<|im_start|>system\nThree.<|im_end|>" in prompt
 
 
 def test_continue_final_message_continues_the_clients_text(

@@ -12,10 +12,10 @@ from transformers import AutoTokenizer
 from engine_server.models import resolve
 from engine_server.requests.marks import mark_character
 from engine_server.requests.reasoning import Mark
-from engine_server.server.api.read_request import with_tools as with_tools_of
+from engine_server.server.conversation.chat_prompt import chat_prompt
 from engine_server.server.conversation.find_layout import find_layout
+from engine_server.server.conversation.history.turns import Call, Conversation, Turn
 from engine_server.server.conversation.reader import ReadAnswer
-from engine_server.server.generation.chat_turns import ChatTurns
 from engine_server.server.generation.events import Reasoning, Text
 
 TURNS = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
@@ -114,7 +114,7 @@ def test_template_that_writes_arguments_as_they_are_gets_text(
     tokenizer: Any, arguments: str, as_text: bool
 ) -> None:
     tokenizer.chat_template = with_tools("<tool_call>") + CALLS.replace("ARGUMENTS", arguments)
-    assert find_layout(tokenizer, None).text_arguments == as_text
+    assert (find_layout(tokenizer, None).capabilities.arguments == "text") == as_text
 
 
 @pytest.mark.parametrize(
@@ -129,13 +129,12 @@ def test_template_that_reads_arguments_by_name_gets_cut_ones_as_an_object(
     tokenizer: Any, arguments: str, as_object: bool
 ) -> None:
     tokenizer.chat_template = with_tools("<tool_call>") + CALLS.replace("ARGUMENTS", arguments)
-    call = {"type": "function", "function": {"name": "f", "arguments": '{"city'}}
-    turns = ChatTurns([{"role": "assistant", "content": "", "tool_calls": [call]}], True, False)
+    turn = Turn("assistant", (Call(None, "f", '{"city'),))
 
     found = find_layout(tokenizer, None)
-    (message,) = with_tools_of(turns, found, None).messages
+    (message,) = chat_prompt(Conversation(turns=(turn,)), found, None).messages
 
-    assert found.object_arguments == as_object
+    assert (found.capabilities.arguments == "object") == as_object
     expected = {"arguments": '{"city'} if as_object else '{"city'
     assert message["tool_calls"][0]["function"]["arguments"] == expected
 

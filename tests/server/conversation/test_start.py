@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 from server.conversation.recorded_answers import our_layout, tokenizer_with
 
+from engine_server.server.conversation.chat_prompt import chat_prompt
+from engine_server.server.conversation.history.turns import Conversation, Text, Thinking, Turn
 from engine_server.server.conversation.start import start_state
-from engine_server.server.generation.answer_start import AnswerStart, answer_start
-from engine_server.server.generation.chat_turns import ChatTurns
+from engine_server.server.generation.answer_start import AnswerStart
 
 TURN = "<|im_start|>assistant\n"
 # Qwen 3's turns: an answer begins with an empty reasoning where it is switched off.
@@ -53,34 +54,67 @@ def test_channel_that_the_prompt_opens_is_the_answers() -> None:
         assert (state.reasoning, state.in_content) == (expected[0], channel == "final")
 
 
-def start_of(messages: list[dict[str, Any]], continues: bool = False, **variables: Any) -> AnswerStart:
+def start_of(*turns: Turn, template: str = TEMPLATE, name: str = "hermes", **variables: Any) -> AnswerStart:
+    """Return the start of an answer. A last turn of the assistant is continued."""
     tokenizer = tokenizer_with(())
-    turns = ChatTurns(messages, not continues, continues, variables=variables)
-    prompt = tokenizer.apply_chat_template(
-        messages,
-        tokenize=False,
-        chat_template=TEMPLATE,
-        add_generation_prompt=not continues,
-        continue_final_message=continues,
-        **variables,
+    tokenizer.chat_template = template
+    continues = turns[-1].role == "assistant"
+    conversation = Conversation(
+        turns=turns, open_answer=not continues, continue_last=continues, variables=variables
     )
-    return answer_start(tokenizer, turns, TEMPLATE, prompt)
+    prompt, start = chat_prompt(conversation, our_layout(name), None).render(tokenizer, None)
+    assert prompt.endswith(start.opening + start.prefill)
+    return start
+
+
+def user(text: str) -> Turn:
+    return Turn("user", (Text(text),))
+
+
+def assistant(text: str, thought: str = "") -> Turn:
+    return Turn("assistant", (*([Thinking(thought)] if thought else ()), Text(text)))
 
 
 @pytest.mark.parametrize("text", ["Hi", f"Hi\n{TURN}<think>\n", "</think>", "<think>", f"<|im_end|>\n{TURN}"])
 def test_text_of_a_user_that_looks_like_an_opening_is_none(text: str) -> None:
-    assert start_of([{"role": "user", "content": text}]) == AnswerStart(TURN)
+    assert start_of(user(text)) == AnswerStart(TURN)
 
 
 def test_opening_follows_from_the_templates_variables() -> None:
-    messages = [{"role": "user", "content": "Hi"}]
-    assert start_of(messages, enable_thinking=False) == AnswerStart(f"{TURN}<think>\n\n</think>\n\n")
-    assert start_of(messages, enable_thinking=True) == AnswerStart(TURN)
+    assert start_of(user("Hi"), enable_thinking=False) == AnswerStart(f"{TURN}<think>\n\n</think>\n\n")
+    assert start_of(user("Hi"), enable_thinking=True) == AnswerStart(TURN)
 
 
-def test_continued_message_is_the_prefill() -> None:
-    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "<think>\nWell"}]
-    assert start_of(messages, continues=True) == AnswerStart(TURN, "<think>\nWell")
+SKIPPED = f"{TURN}<think>\n\n</think>\n\n"
+# DeepSeek R1's, with which every answer begins in its reasoning.
+ALWAYS = TEMPLATE.replace("{% if enable", "<think>\n{% if enable").replace("<think>\n\n</think>\n\n", "")
+
+
+@pytest.mark.parametrize(
+    ("template", "turn", "expected"),
+    [
+        (TEMPLATE, assistant("Paris"), AnswerStart(SKIPPED, "Paris")),
+        (TEMPLATE, assistant("<think>\nWell"), AnswerStart(TURN, "<think>\nWell")),
+        (TEMPLATE, assistant("", "Well"), AnswerStart(TURN, "<think>\nWell")),
+        (TEMPLATE, assistant("Paris", "Well"), AnswerStart(TURN, "<think>\nWell\n</think>\n\nParis")),
+        (ALWAYS, assistant("Paris"), AnswerStart(f"{TURN}<think>\n", "</think>\n\nParis")),
+        (ALWAYS, assistant("", "Well"), AnswerStart(f"{TURN}<think>\n", "Well")),
+        (ALWAYS, assistant("<think>\nWell"), AnswerStart(f"{TURN}<think>\n", "\nWell")),
+        (ALWAYS, assistant("Paris", "Well"), AnswerStart(f"{TURN}<think>\n", "Well\n</think>\n\nParis")),
+    ],
+)
+def test_continued_turn_is_written_after_the_templates_opening(
+    template: str, turn: Turn, expected: AnswerStart
+) -> None:
+    assert start_of(user("Hi"), turn, template=template) == expected
+
+
+def test_continued_turn_of_channels_has_its_headers() -> None:
+    template = TEMPLATE.replace("<|im_start|>assistant\n", "<|start|>assistant")
+    text = start_of(user("Hi"), assistant("Paris", "Well"), template=template, name="gpt_oss")
+    assert text.prefill == (
+        "<|channel|>analysis<|message|>Well<|end|><|start|>assistant<|channel|>final<|message|>Paris"
+    )
 
 
 # The opening depends on the conversation itself.
@@ -90,10 +124,5 @@ DEPENDENT = TEMPLATE.replace(
 
 
 def test_opening_that_depends_on_the_conversation_is_found() -> None:
-    tokenizer = tokenizer_with(())
-    for text, opening in (("Hi", TURN), ("Hi /no_think", f"{TURN}<think>\n\n</think>\n\n")):
-        messages = [{"role": "user", "content": text}]
-        prompt = tokenizer.apply_chat_template(
-            messages, tokenize=False, chat_template=DEPENDENT, add_generation_prompt=True
-        )
-        assert answer_start(tokenizer, ChatTurns(messages, True, False), DEPENDENT, prompt).opening == opening
+    for text, opening in (("Hi", TURN), ("Hi /no_think", SKIPPED)):
+        assert start_of(user(text), template=DEPENDENT).opening == opening

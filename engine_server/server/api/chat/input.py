@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, Field
 
 from engine_server.contract import bounds
-from engine_server.server.api.chat.messages import Message, template_messages
+from engine_server.server.api.chat.messages import Message, turns_of
 from engine_server.server.api.chat.template_variables import check_variables
 from engine_server.server.api.fields import only
 from engine_server.server.api.generation_request import ApiRequest
-from engine_server.server.generation.chat_turns import ChatTurns
+from engine_server.server.conversation.history.turns import Conversation, Turn
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
     from engine_server.server.settings import ApiSettings
 
 
-Conversation = Annotated[list[Message], Field(min_length=1, max_length=bounds.MESSAGES.limit)]
+Messages = Annotated[list[Message], Field(min_length=1, max_length=bounds.MESSAGES.limit)]
 
 
 class ChatInput(ApiRequest):
     """A conversation, and the options of its chat template."""
 
-    messages: Conversation | None = None
+    messages: Messages | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
@@ -39,15 +40,19 @@ class ChatInput(ApiRequest):
             message = "continue_final_message and add_generation_prompt can't both be true"
             raise ApiError(400, message, param="continue_final_message")
 
-    def turns(self, settings: ApiSettings, open_answer: bool) -> ChatTurns:
-        """Return the conversation without its tools. open_answer: the default of add_generation_prompt."""
+    @cached_property
+    def turns(self) -> tuple[Turn, ...]:
+        return turns_of(self.messages or ())
+
+    def conversation(self, settings: ApiSettings, open_answer: bool) -> Conversation:
+        """Return the conversation. open_answer: the default of add_generation_prompt. Raises ApiError 400."""
         if self.chat_template is not None and not settings.trust_request_chat_template:
             message = "chat_template needs a server that was started with --trust-request-chat-template"
             raise ApiError(400, message, param="chat_template")
         if self.add_generation_prompt is not None:
             open_answer = self.add_generation_prompt
-        return ChatTurns(
-            template_messages(self.messages or ()),
+        return Conversation(
+            turns=self.turns,
             open_answer=open_answer and not self.continue_final_message,
             continue_last=bool(self.continue_final_message),
             variables=(settings.default_chat_template_kwargs or {}) | (self.chat_template_kwargs or {}),

@@ -1,21 +1,18 @@
-"""The messages of a conversation, as clients send them and as chat templates take them."""
+"""The messages of a conversation, as clients send them."""
 
-from collections.abc import Iterable, Sequence
-from itertools import takewhile
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
 from pydantic_core import PydanticCustomError
 
-from engine_server.server.api.content import Content, MediaUse, media_of, read_content, text_of
+from engine_server.server.api.content import Content, at, read_content
 from engine_server.server.api.fields import call_arguments, only
-
-# Roles whose turns at the beginning say how to answer.
-INSTRUCTING = ("system", "developer")
+from engine_server.server.conversation.history.turns import Call, Part, Result, Thinking, Turn, joined
 
 
 def message_content(value: object) -> Content:
-    return read_content(value, {"text": "text"})
+    return read_content(value, {"text": "text", "refusal": "refusal"})
 
 
 class FunctionCall(BaseModel):
@@ -36,11 +33,9 @@ class ToolCall(BaseModel):
     type: Literal["function"] = "function"
     function: FunctionCall
 
-    def template_call(self) -> dict[str, Any]:
-        """Return the call as chat templates know it."""
-        function = {"name": self.function.name, "arguments": self.function.arguments}
-        call = {"type": "function", "function": function}
-        return call if self.id is None else {"id": self.id, **call}
+    @property
+    def part(self) -> Call:
+        return Call(self.id, self.function.name, self.function.arguments)
 
 
 class Message(BaseModel):
@@ -56,6 +51,7 @@ class Message(BaseModel):
     tool_call_id: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
+    thinking: str | None = None
 
     function_call: Annotated[Any, only()] = None
     audio: Annotated[Any, only()] = None
@@ -77,45 +73,18 @@ class Message(BaseModel):
 
     @property
     def text(self) -> str:
-        return text_of(self.content)
+        return joined(self.content)
 
-    def template_message(self) -> dict[str, Any]:
-        """Return the message as chat templates know it, apart from its role."""
-        message: dict[str, Any] = {"role": self.role, "content": self.text}
-        reasoning = self.reasoning_content if self.reasoning is None else self.reasoning
-        if self.name is not None:
-            message["name"] = self.name
-        if self.tool_calls:
-            message["tool_calls"] = [call.template_call() for call in self.tool_calls]
-        if self.tool_call_id is not None:
-            message["tool_call_id"] = self.tool_call_id
-        if reasoning is not None:
-            message["reasoning"] = message["reasoning_content"] = reasoning
-        return message
+    def turn(self, path: str) -> Turn:
+        """Return the message as a turn of the conversation. path: that of the message in the body."""
+        content = at(f"{path}.content", self.content)
+        if self.role == "tool":
+            return Turn(self.role, (Result(self.tool_call_id, content, name=self.name),), path=path)
+        thought = next(filter(None, (self.reasoning, self.reasoning_content, self.thinking)), None)
+        parts: tuple[Part, ...] = content if thought is None else (Thinking(thought), *content)
+        return Turn(self.role, parts + tuple(call.part for call in self.tool_calls or ()), self.name, path)
 
 
-def template_messages(messages: Iterable[Message]) -> list[dict[str, Any]]:
-    """Return the conversation's turns."""
-    return with_known_roles([message.template_message() for message in messages])
-
-
-def media_in(messages: Sequence[Message], path: str = "messages") -> list[MediaUse]:
-    """Return the media of a conversation. path: that of the messages in the body."""
-    return media_of(
-        [(f"{path}.{number}.content", one.role, one.content) for number, one in enumerate(messages)]
-    )
-
-
-def with_known_roles(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a conversation without the role "developer", which few templates know.
-
-    At the beginning such turns join the system's, of which templates take one. A later one becomes a turn of the user
-    in its place: moved to the beginning, it would change the prefix of every prompt after it, which the cache has.
-    """
-    leading = list(takewhile(lambda turn: turn["role"] in INSTRUCTING, turns))
-    rest = [
-        {**turn, "role": "user"} if turn["role"] == "developer" else turn for turn in turns[len(leading) :]
-    ]
-    if all(turn["role"] == "system" for turn in leading):
-        return [*leading, *rest]
-    return [{"role": "system", "content": "\n\n".join(turn["content"] for turn in leading)}, *rest]
+def turns_of(messages: Iterable[Message], path: str = "messages") -> tuple[Turn, ...]:
+    """Return the conversation's turns. path: that of the messages in the body."""
+    return tuple(message.turn(f"{path}.{number}") for number, message in enumerate(messages))

@@ -10,24 +10,26 @@ from pydantic import AfterValidator, Field
 
 from engine_server.contract import bounds
 from engine_server.requests.validation import MAX_INT32
-from engine_server.server.api.chat.messages import Message, media_in, template_messages
+from engine_server.server.api.chat.messages import Message, turns_of
 from engine_server.server.api.chat.template_variables import Effort, check_variables, effort_variables
 from engine_server.server.api.chat.tools import ToolChoice, Tools, tool_use, tools_by_path
-from engine_server.server.api.content import MediaUse
+from engine_server.server.api.content import MediaUse, media_of
 from engine_server.server.api.fields import Ignored, only
 from engine_server.server.api.generation_request import GenerationRequest
 from engine_server.server.api.ignored import IgnoredPart, ignored_tools
-from engine_server.server.generation.chat_turns import ChatTurns
+from engine_server.server.conversation.chat_prompt import chat_prompt
+from engine_server.server.conversation.history.turns import Conversation, Turn
 from engine_server.server.generation.prompts import ChatSource
 from engine_server.server.generation.tool_use import AnswerStyle, ToolUse
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
     from engine_server.engine.beam_search import BeamSearchParams
+    from engine_server.server.conversation.layout import Layout
     from engine_server.server.settings import ApiSettings
 
 
-Conversation = Annotated[list[Message], Field(min_length=1, max_length=bounds.MESSAGES.limit)]
+Messages = Annotated[list[Message], Field(min_length=1, max_length=bounds.MESSAGES.limit)]
 
 
 class ChatFields(GenerationRequest):
@@ -100,14 +102,13 @@ class ChatFields(GenerationRequest):
         raise NotImplementedError
 
     @cached_property
+    def turns(self) -> list[tuple[Turn, ...]]:
+        """The turns of each conversation."""
+        raise NotImplementedError
+
+    @cached_property
     def media(self) -> Sequence[MediaUse]:
-        if len(self.conversations) == 1:
-            return media_in(self.conversations[0])
-        return [
-            one
-            for number, messages in enumerate(self.conversations)
-            for one in media_in(messages, f"messages.{number}")
-        ]
+        return [one for turns in self.turns for one in media_of(turns)]
 
     @property
     def opens_answer(self) -> bool:
@@ -127,17 +128,17 @@ class ChatFields(GenerationRequest):
     def answer_style(self) -> AnswerStyle:
         return AnswerStyle(self.tool_use, self.include_reasoning is not False, self.reasoning_budget)
 
-    def source(self, settings: ApiSettings, context: int) -> ChatSource:
+    def source(self, settings: ApiSettings, layout: Layout, context: int) -> ChatSource:
+        conversations = [self.conversation(turns, settings) for turns in self.turns]
         return ChatSource(
-            conversations=[self.turns(messages, settings) for messages in self.conversations],
+            conversations=[chat_prompt(one, layout, self.tool_use) for one in conversations],
             field="messages",
             any_length=self.truncate_prompt_tokens is not None,
             cuts=self.cuts(context),
             cache_salt=self.cache_salt,
         )
 
-    def turns(self, messages: list[Message], settings: ApiSettings) -> ChatTurns:
-        """Return a conversation as the template takes it."""
+    def conversation(self, turns: tuple[Turn, ...], settings: ApiSettings) -> Conversation:
         if self.chat_template is not None and not settings.trust_request_chat_template:
             message = "chat_template needs a server that was started with --trust-request-chat-template"
             raise ApiError(400, message, param="chat_template")
@@ -148,10 +149,10 @@ class ChatFields(GenerationRequest):
         }
         if self.documents is not None:
             variables["documents"] = self.documents
-        return ChatTurns(
-            template_messages(messages),
-            self.opens_answer,
-            bool(self.continue_final_message),
+        return Conversation(
+            turns=turns,
+            open_answer=self.opens_answer,
+            continue_last=bool(self.continue_final_message),
             variables=variables,
             template=self.chat_template,
             add_special_tokens=bool(self.add_special_tokens),
@@ -161,17 +162,21 @@ class ChatFields(GenerationRequest):
 class ChatRequest(ChatFields):
     """The body of a request with one conversation."""
 
-    messages: Conversation
+    messages: Messages
 
     @property
     def conversations(self) -> list[list[Message]]:
         return [self.messages]
 
+    @cached_property
+    def turns(self) -> list[tuple[Turn, ...]]:
+        return [turns_of(self.messages)]
+
 
 class BatchChatRequest(ChatFields):
     """The body of a request with several conversations, each of which gets one choice of a whole answer."""
 
-    messages: Annotated[list[Conversation], Field(min_length=1, max_length=bounds.PROMPTS.limit)]
+    messages: Annotated[list[Messages], Field(min_length=1, max_length=bounds.PROMPTS.limit)]
 
     stream: Annotated[Any, only(False)] = None
     n: Annotated[Any, only(1)] = None
@@ -183,3 +188,7 @@ class BatchChatRequest(ChatFields):
     @property
     def conversations(self) -> list[list[Message]]:
         return self.messages
+
+    @cached_property
+    def turns(self) -> list[tuple[Turn, ...]]:
+        return [turns_of(messages, f"messages.{number}") for number, messages in enumerate(self.messages)]

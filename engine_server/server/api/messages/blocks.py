@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 from pydantic_core import PydanticCustomError
 
-from engine_server.server.api.content import MEDIA_TYPES, MediaPart
 from engine_server.server.api.fields import UNSUPPORTED
-
-SUPPORTED_BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
 
 
 def text_as_block(value: object) -> object:
@@ -19,15 +22,12 @@ def text_as_block(value: object) -> object:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
-def only_types(*supported: str, omitted: Sequence[str] = (), noun: str = "a block") -> BeforeValidator:
-    """Return a validator that refuses others of what the noun says by the name of their type.
-
-    omitted: further types, which the prompt leaves out.
-    """
+def only_types(*supported: str, noun: str = "a block") -> BeforeValidator:
+    """Return a validator that refuses others of what the noun says by the name of their type."""
 
     def check(value: object) -> object:
         kind = value.get("type") if isinstance(value, dict) else None
-        if isinstance(kind, str) and kind not in (*supported, *omitted):
+        if isinstance(kind, str) and kind not in supported:
             raise PydanticCustomError(
                 UNSUPPORTED,
                 "is {noun} of type {kind}, which is not supported; supported: {supported}",
@@ -51,13 +51,49 @@ class TextBlock(BaseModel):
 TextContent = Annotated[list[Annotated[TextBlock, only_types("text")]], BeforeValidator(text_as_block)]
 
 
+class OmittedBlock(TextBlock):
+    """A block that no model here takes, such as a picture. What it holds is not read."""
+
+    text: str = ""
+    # The client's name of its type.
+    kind: str
+
+
+def known_or_omitted(*known: str) -> WrapValidator:
+    """Return a validator that reads blocks of other types as text, where they have any, or omits them."""
+
+    def check(value: object, read: ValidatorFunctionWrapHandler) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if not isinstance(value, dict) or not isinstance(kind, str) or kind in known:
+            return read(value)
+        text = referred_text(value)
+        return OmittedBlock(type="text", kind=kind) if text is None else TextBlock(type="text", text=text)
+
+    return WrapValidator(check)
+
+
+def referred_text(block: dict[str, Any]) -> str | None:
+    """Return the text of a reference to a tool, of a search result or of a document; None if a block has none."""
+    match block:
+        case {"type": "tool_reference", "tool_name": str(name)}:
+            return name
+        case {"type": "search_result", "title": str(title), "source": str(source), "content": list(content)}:
+            texts = [
+                part["text"]
+                for part in content
+                if isinstance(part, dict) and isinstance(part.get("text"), str)
+            ]
+            return "\n".join([title, source, *texts])
+        case {"type": "document", "source": {"type": "text", "data": str(data)}}:
+            heading = block.get("title")
+            return f"{heading}\n{data}" if isinstance(heading, str) else data
+        case _:
+            return None
+
+
 # Content of tools' results.
 ResultContent = Annotated[
-    list[
-        Annotated[
-            Annotated[TextBlock | MediaPart, Discriminator("type")], only_types("text", omitted=MEDIA_TYPES)
-        ]
-    ],
+    list[Annotated[TextBlock, known_or_omitted("text")]],
     BeforeValidator(text_as_block),
 ]
 
@@ -105,14 +141,10 @@ class ToolResultBlock(BaseModel):
 
 
 Block = Annotated[
-    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock | MediaPart,
-    Discriminator("type"),
+    Annotated[
+        TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock,
+        Discriminator("type"),
+    ],
+    known_or_omitted("text", "thinking", "redacted_thinking", "tool_use", "tool_result"),
 ]
-Content = Annotated[
-    list[Annotated[Block, only_types(*SUPPORTED_BLOCKS, omitted=MEDIA_TYPES)]], BeforeValidator(text_as_block)
-]
-
-
-def join_text(blocks: Sequence[TextBlock | MediaPart]) -> str:
-    """Return the text of several blocks, as the chat API joins text parts."""
-    return "\n".join(block.text for block in blocks)
+Content = Annotated[list[Block], BeforeValidator(text_as_block)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from engine_server.contract.bounds import TOKENIZED_CHARACTERS
 from engine_server.server.api.create_answer import count_tokens
 from engine_server.server.api.messages.context_edits import ThinkingCleared, ToolUsesCleared
@@ -58,6 +60,6 @@ async def edit_context(
 
 def check_length(body: MessagesRequest) -> None:
     """Raise ApiError 400 for a conversation that takes too long to count, as it may be longer than the context."""
-    rendered = [body.turns().messages, body.chat_template_kwargs or {}]
+    rendered = [msgspec.to_builtins(body.turns), body.chat_template_kwargs or {}]
     if error := TOKENIZED_CHARACTERS.exceeded(num_characters(rendered)):
         raise ApiError(400, f"messages with context_management: {error}", param="messages")

@@ -12,15 +12,14 @@ from engine_server.contract import bounds
 from engine_server.requests.validation import MAX_INT32
 from engine_server.server.api.chat.template_variables import reasoning_variables
 from engine_server.server.api.chat.tools import tool_use
-from engine_server.server.api.content import MediaUse
 from engine_server.server.api.conversation_request import ConversationRequest
 from engine_server.server.api.fields import Ignored, only, stop_strings
 from engine_server.server.api.ignored import IgnoredPart, ignored_tools
 from engine_server.server.api.messages.blocks import TextBlock, TextContent
 from engine_server.server.api.messages.context_edits import ContextManagement
 from engine_server.server.api.messages.tools import ToolChoice, Tools, tools_by_path
-from engine_server.server.api.messages.turns import Message, media_in, template_messages
-from engine_server.server.generation.chat_turns import ChatTurns
+from engine_server.server.api.messages.turns import Message, turns_of
+from engine_server.server.conversation.history.turns import Turn
 from engine_server.server.generation.tool_use import ToolUse
 from engine_server.server.http.errors import ApiError
 
@@ -106,8 +105,8 @@ class MessagesRequest(ConversationRequest):
         return tool_use(tools, choice.chat_choice(), not choice.disable_parallel_tool_use)
 
     @cached_property
-    def media(self) -> Sequence[MediaUse]:
-        return media_in(self.messages)
+    def turns(self) -> tuple[Turn, ...]:
+        return turns_of(self.system or (), self.messages)
 
     @property
     def ignored_tools(self) -> Sequence[IgnoredPart]:
@@ -144,29 +143,30 @@ class MessagesRequest(ConversationRequest):
     def with_messages(self, messages: list[Message]) -> MessagesRequest:
         """Return the request with another conversation."""
         request = self.model_copy(update={"messages": messages})
-        request.__dict__.pop("media", None)  # the cached list of the other's
+        for cached in ("turns", "media"):  # those of the other
+            request.__dict__.pop(cached, None)
         return request
 
     def sampling_parameters(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
         return self.shared_parameters(defaults) | {"max_tokens": self.max_tokens, "logprobs": None}
 
-    def turns(self) -> ChatTurns:
-        turns = template_messages(self.system or [], self.messages)
-        prefilled = self.messages[-1].role == "assistant"
-        if prefilled and not isinstance(self.last_block, TextBlock):
+    @property
+    def continues(self) -> bool:
+        """True if the answer continues the last message. Raises ApiError 400 for one that can't be continued."""
+        last = self.messages[-1]
+        if last.role != "assistant":
+            return False
+        if not last.content or not isinstance(last.content[-1], TextBlock):
             message = (
                 "messages: the answer can continue a last message of the assistant only if it ends with text"
             )
             raise ApiError(400, message, param="messages")
-        thinks = None if self.thinking is None else self.thinking.type != "disabled"
-        effort = self.output_config.effort if self.output_config else None
-        variables = reasoning_variables(thinks, effort)
-        return ChatTurns(turns, not prefilled, prefilled, variables=variables)
+        return True
 
     @property
-    def last_block(self) -> Any:
-        content = self.messages[-1].content
-        return content[-1] if content else None
+    def variables(self) -> Mapping[str, Any]:
+        thinks = None if self.thinking is None else self.thinking.type != "disabled"
+        return reasoning_variables(thinks, self.output_config.effort if self.output_config else None)
 
 
 class CountTokensRequest(MessagesRequest):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine_server.contract.bounds import PAIR_CHARACTERS
@@ -11,6 +12,7 @@ from engine_server.engine.input import text_pairs
 from engine_server.engine.input.tokenizer import Truncation, encode_texts
 from engine_server.requests.prompts import TokensPrompt
 from engine_server.server.api.tokenizer import require_tokenizer
+from engine_server.server.conversation.chat_prompt import chat_prompt
 from engine_server.server.generation.prompts import run_by_size, tokenize_chat
 from engine_server.server.http.errors import ApiError
 
@@ -38,7 +40,9 @@ async def input_prompts(model: LoadedModel, request: InputRequest, before: str =
     truncation = request.truncation(model.max_model_len)
     if request.input is None:
         require_tokenizer(model)
-        chat = await tokenize_chat(model.engine, request.turns(model.settings, open_answer=False))
+        conversation = request.conversation(model.settings, open_answer=False)
+        prompt = replace(chat_prompt(conversation, model.answer_layout, None), tools=request.tools)
+        chat = await tokenize_chat(model.engine, prompt)
         prompts = [NamedPrompt(tokens(truncate(chat["prompt_token_ids"], truncation)), "messages")]
     else:
         special = request.add_special_tokens is not False

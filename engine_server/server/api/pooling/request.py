@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PlainValidator
@@ -16,18 +15,15 @@ from engine_server.requests.validation import MAX_INT32
 from engine_server.server.api import fields
 from engine_server.server.api.caller import reported_caller
 from engine_server.server.api.chat.input import ChatInput
-from engine_server.server.api.chat.messages import media_in
-from engine_server.server.api.content import refuse_media
+from engine_server.server.api.content import media_of, refuse_media
 from engine_server.server.api.fields import Ignored, only, prompt_list
 from engine_server.server.api.generation_request import ApiRequest
 from engine_server.server.api.pooling.context import RequestContext
-from engine_server.server.generation.chat_turns import ChatTurns
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
     from engine_server.server.api.models import ServedModel
     from engine_server.server.loaded_model import LoadedModel
-    from engine_server.server.settings import ApiSettings
 
 EncodingFormat = Literal["float", "base64"]
 
@@ -85,8 +81,5 @@ class InputRequest(ChatInput, PoolingRequest):
             raise ApiError(400, "input is missing", param="input", code=ErrorCode.MISSING_FIELD)
         if self.input is not None and self.messages is not None:
             raise ApiError(400, "input and messages exclude each other", param="messages")
-        if media := media_in(self.messages or ()):
+        if media := media_of(self.turns):
             raise refuse_media(media[0].part)
-
-    def turns(self, settings: ApiSettings, open_answer: bool) -> ChatTurns:
-        return replace(super().turns(settings, open_answer), tools=self.tools)

@@ -1,19 +1,28 @@
-"""Input items of the responses API, and the turns of a chat template that they become."""
+"""Input items of the responses API, and the turns of the conversation that they are."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, PlainValidator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    PlainValidator,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 from pydantic_core import PydanticCustomError
 
-from engine_server.server.api.chat.messages import with_known_roles
-from engine_server.server.api.content import Content, MediaUse, media_of, read_content, text_of
+from engine_server.server.api.content import Content, at, read_content
 from engine_server.server.api.fields import UNSUPPORTED, call_arguments
 from engine_server.server.api.responses.tools import CUSTOM_PARAMETER, template_name
+from engine_server.server.conversation.history.turns import Call, Omitted, Part, Result, Text, Thinking, Turn
 
-SUPPORTED_ITEMS = (
+KNOWN_ITEMS = (
     "message",
     "function_call",
     "function_call_output",
@@ -25,20 +34,14 @@ SUPPORTED_ITEMS = (
 TEXT_FIELDS = {"input_text": "text", "output_text": "text", "refusal": "refusal"}
 
 
-def supported_item(value: object) -> object:
-    """Return an item with its type, which clients may leave out. Refuse items of other types by name."""
+def typed_item(value: object) -> object:
+    """Return an item with its type, which clients may leave out."""
     if not isinstance(value, dict):
         return value
     kind = value.get("type") or ("message" if "role" in value else "item_reference")
     if kind == "item_reference":
         raise PydanticCustomError(
             UNSUPPORTED, "is a reference to a stored item, and nothing is stored: send the whole item", {}
-        )
-    if kind not in SUPPORTED_ITEMS:
-        raise PydanticCustomError(
-            UNSUPPORTED,
-            "is an item of type {kind}, which is not supported; supported: {supported}",
-            {"kind": str(kind)[:64], "supported": ", ".join(SUPPORTED_ITEMS)},
         )
     return value | {"type": kind}
 
@@ -126,12 +129,27 @@ class ReasoningItem(BaseModel):
         return "".join(part.text for part in self.content or self.summary)
 
 
+class OmittedItem(ReasoningItem):
+    """An item of an earlier answer that no model here takes, such as the call of a tool that another server ran."""
+
+    type: Literal["reasoning"] = "reasoning"
+    # The client's name of its type.
+    kind: str
+
+
+def known_or_omitted(value: object, read: ValidatorFunctionWrapHandler) -> Any:
+    """Read an item of a known type, or omit it."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    return OmittedItem(kind=kind) if isinstance(kind, str) and kind not in KNOWN_ITEMS else read(value)
+
+
 Item = Annotated[
     Annotated[
         MessageItem | FunctionCallItem | CustomCallItem | CallOutputItem | ReasoningItem,
         Discriminator("type"),
     ],
-    BeforeValidator(supported_item),
+    WrapValidator(known_or_omitted),
+    BeforeValidator(typed_item),
 ]
 
 
@@ -147,66 +165,31 @@ def is_of_assistant(item: Item) -> bool:
     return not isinstance(item, CallOutputItem) and getattr(item, "role", "assistant") == "assistant"
 
 
-def media_in(items: list[Item]) -> list[MediaUse]:
-    """Return the media of the conversation."""
-    return media_of([content_of(item, f"input.{number}") for number, item in enumerate(items)])
-
-
-def content_of(item: Item, path: str) -> tuple[str, str, Content]:
-    """Return an item's content, with its path in the body and its role. path: that of the item."""
-    match item:
-        case MessageItem():
-            return f"{path}.content", item.role, item.content
-        case CallOutputItem():
-            return f"{path}.output", "tool", item.output
-        case _:
-            return path, "assistant", ()
-
-
-def template_messages(instructions: str | None, items: list[Item]) -> list[dict[str, Any]]:
+def turns_of(instructions: str | None, items: Sequence[Item]) -> tuple[Turn, ...]:
     """Return the conversation's turns. Consecutive items of an answer are one turn."""
-    turns: list[dict[str, Any]] = []
-    if instructions:
-        turns.append({"role": "system", "content": instructions})
-    names = {
-        item.call_id: template_name(item.namespace, item.name)
-        for item in items
-        if isinstance(item, FunctionCallItem | CustomCallItem)
-    }
-    for of_assistant, group in groupby(items, key=is_of_assistant):
+    turns = [Turn("system", (Text(instructions),), path="instructions")] if instructions else []
+    for of_assistant, group in groupby(enumerate(items), key=lambda pair: is_of_assistant(pair[1])):
+        numbered = [(f"input.{number}", item) for number, item in group]
         if of_assistant:
-            turns.append(assistant_turn(list(group)))
+            parts = tuple(part for path, item in numbered for part in parts_of(item, path))
+            turns.append(Turn("assistant", parts, path=numbered[0][0]))
             continue
-        for item in group:
-            if isinstance(item, CallOutputItem):
-                turns.append(tool_turn(item, names))
-            elif isinstance(item, MessageItem):
-                turns.append({"role": item.role, "content": text_of(item.content)})
-    return with_known_roles(turns)
+        for path, item in numbered:
+            role = item.role if isinstance(item, MessageItem) else "tool"
+            turns.append(Turn(role, tuple(parts_of(item, path)), path=path))
+    return tuple(turns)
 
 
-def assistant_turn(items: list[Item]) -> dict[str, Any]:
-    texts, reasoning, calls = [], [], []
-    for item in items:
-        match item:
-            case MessageItem():
-                texts.append(text_of(item.content))
-            case ReasoningItem():
-                reasoning.append(item.text)
-            case FunctionCallItem() | CustomCallItem():
-                name = template_name(item.namespace, item.name)
-                function = {"name": name, "arguments": item.arguments}
-                calls.append({"id": item.call_id, "type": "function", "function": function})
-    turn: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
-    if any(reasoning):
-        turn["reasoning_content"] = "".join(reasoning)
-    if calls:
-        turn["tool_calls"] = calls
-    return turn
-
-
-def tool_turn(item: CallOutputItem, names: dict[str, str]) -> dict[str, Any]:
-    turn = {"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)}
-    if item.call_id in names:
-        turn["name"] = names[item.call_id]
-    return turn
+def parts_of(item: Item, path: str) -> Sequence[Part]:
+    """Return the parts of an item. path: that of the item."""
+    match item:
+        case OmittedItem():
+            return [Omitted(item.kind, path)]
+        case MessageItem():
+            return at(f"{path}.content", item.content)
+        case CallOutputItem():
+            return [Result(item.call_id, at(f"{path}.output", item.output))]
+        case ReasoningItem():
+            return [Thinking(item.text)] if item.text else []
+        case FunctionCallItem() | CustomCallItem():
+            return [Call(item.call_id, template_name(item.namespace, item.name), item.arguments)]

@@ -13,12 +13,11 @@ from engine_server.contract import bounds
 from engine_server.requests.validation import MAX_INT32
 from engine_server.server.api.chat.template_variables import Effort, effort_variables
 from engine_server.server.api.chat.tools import NamedTool, tool_use
-from engine_server.server.api.content import MediaUse
 from engine_server.server.api.conversation_request import ConversationRequest
 from engine_server.server.api.fields import UNSUPPORTED, Ignored, Unsupported, only
 from engine_server.server.api.ignored import IgnoredPart, IgnoredTool
 from engine_server.server.api.responses.body import RequestEcho
-from engine_server.server.api.responses.items import Input, MessageItem, media_in, template_messages
+from engine_server.server.api.responses.items import Input, MessageItem, turns_of
 from engine_server.server.api.responses.tools import (
     AllowedTools,
     ToolChoice,
@@ -30,7 +29,7 @@ from engine_server.server.api.responses.tools import (
     tools_by_path,
 )
 from engine_server.server.api.responses.tools import NamedTool as NamedChoice
-from engine_server.server.generation.chat_turns import ChatTurns
+from engine_server.server.conversation.history.turns import Turn
 from engine_server.server.generation.prompts import Cut
 from engine_server.server.generation.tool_use import ToolUse
 from engine_server.server.http.errors import ApiError
@@ -160,8 +159,8 @@ class ResponsesRequest(ConversationRequest):
         return ignored_tools(self.tools or [])
 
     @cached_property
-    def media(self) -> Sequence[MediaUse]:
-        return media_in(self.input)
+    def turns(self) -> tuple[Turn, ...]:
+        return turns_of(self.instructions, self.input)
 
     @property
     def ignored(self) -> Sequence[IgnoredPart]:
@@ -190,12 +189,14 @@ class ResponsesRequest(ConversationRequest):
         wanted = self.top_logprobs or LOGPROBS in (self.include or [])
         return (self.top_logprobs or 0) if wanted else None
 
-    def turns(self) -> ChatTurns:
+    @property
+    def continues(self) -> bool:
         last = self.input[-1]
-        continues = isinstance(last, MessageItem) and last.is_open
-        variables = effort_variables(self.reasoning.effort if self.reasoning else None)
-        turns = template_messages(self.instructions, self.input)
-        return ChatTurns(turns, not continues, continues, variables=variables)
+        return isinstance(last, MessageItem) and last.is_open
+
+    @property
+    def variables(self) -> Mapping[str, Any]:
+        return effort_variables(self.reasoning.effort if self.reasoning else None)
 
     def echo(self, defaults: Mapping[str, Any]) -> RequestEcho:
         """Return the fields that the answer repeats, with the values in force."""

@@ -153,8 +153,7 @@ def test_session_of_three_turns_with_calls_and_a_screenshot(large: LocalServer) 
         assert later.startswith(earlier)
     prompt = agent.prompts[-1]
     assert "cc_version" not in prompt and "[image omitted]" in prompt
-    assert "List the files.\nAvailable agent types" in prompt
-    assert prompt.count("<|im_start|>system") == 1
+    assert "List the files.<|im_end|>\n<|im_start|>system\nAvailable agent types" in prompt
 
 
 def test_tokens_of_a_request_are_counted(large: LocalServer) -> None:

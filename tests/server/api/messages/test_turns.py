@@ -4,10 +4,12 @@ import json
 from typing import Any
 
 import pytest
+from server.conversation.prompted import prompted
 
 from engine_server.server.api.generation_request import parse_request
 from engine_server.server.api.messages.request import MessagesRequest
-from engine_server.server.generation.chat_turns import ChatTurns
+from engine_server.server.conversation.chat_prompt import ChatPrompt
+from engine_server.server.conversation.history.prefill import Prefill
 from engine_server.server.http.errors import ApiError
 
 CALL = {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {"city": "Paris"}}
@@ -18,8 +20,8 @@ def request(messages: Any, **fields: Any) -> MessagesRequest:
     return parse_request(MessagesRequest, json.dumps(body).encode())
 
 
-def turns(messages: Any, **fields: Any) -> ChatTurns:
-    return request(messages, **fields).turns()
+def turns(messages: Any, **fields: Any) -> ChatPrompt:
+    return prompted(request(messages, **fields))
 
 
 def user(content: Any) -> dict[str, Any]:
@@ -47,14 +49,17 @@ def test_billing_header_of_a_coding_agent_is_left_out() -> None:
     assert turns([user("Hi")], system=system).messages[0]["content"] == "Be brief."
 
 
-def test_messages_of_the_system_join_its_turn_at_the_beginning_and_the_users_later() -> None:
+def test_messages_of_the_system_stay_in_their_places() -> None:
     note = {"role": "system", "content": "Agents: Explore."}
     found = turns([note, user("a"), note, assistant("b"), note, user("c")], system="Be brief.")
-    assert found.messages == [
-        {"role": "system", "content": "Be brief.\nAgents: Explore."},
-        {"role": "user", "content": "a\nAgents: Explore."},
-        {"role": "assistant", "content": "b"},
-        {"role": "user", "content": "Agents: Explore.\nc"},
+    assert [(message["role"], message["content"]) for message in found.messages] == [
+        ("system", "Be brief."),
+        ("system", "Agents: Explore."),
+        ("user", "a"),
+        ("system", "Agents: Explore."),
+        ("assistant", "b"),
+        ("system", "Agents: Explore."),
+        ("user", "c"),
     ]
 
 
@@ -74,7 +79,7 @@ def test_tool_calls_and_results_become_turns_of_their_own() -> None:
         user([result, text("And now?")]),
     ]
     found = turns(conversation)
-    assert found.open_answer and not found.continue_last
+    assert found.open_answer and found.prefill is None
     assert found.messages[1:] == [
         {
             "role": "assistant",
@@ -109,7 +114,8 @@ def test_tool_result_may_be_empty_or_an_error(result: dict[str, Any], content: s
 
 def test_last_message_of_the_assistant_is_continued() -> None:
     found = turns([user("Hi"), assistant("The capital of")])
-    assert (found.open_answer, found.continue_last) == (False, True)
+    assert (found.open_answer, found.prefill) == (False, Prefill("", "The capital of"))
+    assert found.messages == [user("Hi")]
 
 
 def test_tools_have_the_form_of_the_chat_api() -> None:
@@ -144,7 +150,7 @@ def test_output_config_has_a_schema_and_an_effort() -> None:
     config = {"effort": "high", "format": {"type": "json_schema", "schema": schema}}
     body = request([user("Hi")], output_config=config)
     assert body.response_form == {"type": "json_schema", "json_schema": {"schema": schema}}
-    assert body.turns().variables["reasoning_effort"] == "high"
+    assert prompted(body).variables["reasoning_effort"] == "high"
 
 
 @pytest.mark.parametrize(
@@ -168,7 +174,6 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "https://example.com/
 @pytest.mark.parametrize(
     ("change", "param", "reason"),
     [
-        ({"messages": [user([{"type": "search_result"}])]}, "messages.0.content.0", "search_result"),
         ({"system": [IMAGE]}, "system.0", "image"),
         ({"messages": [user([CALL])]}, "messages", "tool_use"),
         ({"messages": [user("Go"), assistant([CALL])]}, "messages", "ends with text"),
@@ -201,10 +206,47 @@ def test_refusal_names_the_field(change: dict[str, Any], param: str, reason: str
     assert reason in refused.value.message
 
 
-def test_error_of_a_block_lists_what_is_supported() -> None:
-    with pytest.raises(ApiError) as caught:
-        request([user([{"type": "search_result"}])])
-    supported = "text, thinking, redacted_thinking, tool_use, tool_result"
-    assert caught.value.message.endswith(
-        f"type search_result, which is not supported; supported: {supported}"
+def test_blocks_of_unknown_types_are_notes() -> None:
+    body = request(
+        [user("Hi"), assistant([{"type": "server_tool_use", "id": "s", "name": "n"}]), user("Go on")]
     )
+    assert prompted(body).messages[1] == {"role": "assistant", "content": "[server_tool_use omitted]"}
+    (omitted,) = body.media
+    assert (str(omitted.part), omitted.newest) == ("messages.1.content.0 (server_tool_use)", False)
+
+
+@pytest.mark.parametrize(
+    ("block", "shown"),
+    [
+        ({"type": "tool_reference", "tool_name": "get_weather"}, "get_weather"),
+        (
+            {
+                "type": "search_result",
+                "title": "T",
+                "source": "https://example.com",
+                "content": [text("a"), text("b")],
+            },
+            "T\nhttps://example.com\na\nb",
+        ),
+        ({"type": "document", "title": "T", "source": {"type": "text", "data": "a"}}, "T\na"),
+        ({"type": "document", "source": {"type": "text", "data": "a"}}, "a"),
+        ({"type": "document", "source": {"type": "base64", "data": "aGk="}}, "[document omitted]"),
+        ({"type": "search_result"}, "[search_result omitted]"),
+        ({"type": "later_invention"}, "[later_invention omitted]"),
+    ],
+)
+def test_references_in_a_result_are_text(block: dict[str, Any], shown: str) -> None:
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [block]}
+    assert turns([user("Go"), assistant([CALL]), user([result])]).messages[-1]["content"] == shown
+
+
+def test_thoughts_and_texts_of_one_answer_keep_their_order() -> None:
+    def thought(words: str) -> dict[str, Any]:
+        return {"type": "thinking", "thinking": words, "signature": "s"}
+
+    answer = [thought("ONE"), CALL, thought("TWO"), thought("THREE"), text("I look.")]
+    found = turns([user("Go"), assistant(answer), user("Well?")]).messages[1:-1]
+    assert [(turn.get("reasoning_content"), turn["content"], "tool_calls" in turn) for turn in found] == [
+        ("ONE", "", True),
+        ("TWO\n\nTHREE", "I look.", False),
+    ]

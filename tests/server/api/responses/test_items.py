@@ -4,10 +4,11 @@ import json
 from typing import Any
 
 import pytest
+from server.conversation.prompted import prompted
 
 from engine_server.server.api.generation_request import parse_request
 from engine_server.server.api.responses.request import ResponsesRequest
-from engine_server.server.generation.chat_turns import ChatTurns
+from engine_server.server.conversation.chat_prompt import ChatPrompt
 from engine_server.server.http.errors import ApiError
 
 CALL = {"type": "function_call", "call_id": "call_1", "name": "get_weather", "arguments": '{"city": "Paris"}'}
@@ -20,8 +21,8 @@ def request(input: Any = "Hi", **fields: Any) -> ResponsesRequest:
     return parse_request(ResponsesRequest, json.dumps(body).encode())
 
 
-def turns(input: Any = "Hi", **fields: Any) -> ChatTurns:
-    return request(input, **fields).turns()
+def turns(input: Any = "Hi", **fields: Any) -> ChatPrompt:
+    return prompted(request(input, **fields))
 
 
 def test_string_is_a_message_of_the_user_after_the_instructions() -> None:
@@ -46,13 +47,13 @@ def test_messages_have_several_forms(message: dict[str, Any]) -> None:
     assert turns([message]).messages == [{"role": "user", "content": "a\nb"}]
 
 
-def test_leading_messages_of_the_developer_join_the_system_and_later_ones_are_the_users() -> None:
+def test_leading_messages_of_the_developer_join_the_system_and_later_ones_are_its_own() -> None:
     developer = {"role": "developer", "content": "Sandbox: read-only."}
     found = turns([developer, {"role": "user", "content": "Hi"}, developer], instructions="Be brief.")
     assert found.messages == [
         {"role": "system", "content": "Be brief.\n\nSandbox: read-only."},
         {"role": "user", "content": "Hi"},
-        {"role": "user", "content": "Sandbox: read-only."},
+        {"role": "system", "content": "Sandbox: read-only."},
     ]
 
 
@@ -115,7 +116,7 @@ def test_summary_replaces_reasoning_that_is_encrypted() -> None:
 def test_incomplete_message_at_the_end_is_continued(status: str, continues: bool) -> None:
     message = {"type": "message", "role": "assistant", "content": "The capital of", "status": status}
     found = turns([{"role": "user", "content": "Hi"}, message])
-    assert (found.continue_last, found.open_answer) == (continues, not continues)
+    assert (found.prefill is not None, found.open_answer) == (continues, not continues)
 
 
 def test_tools_have_the_form_of_the_chat_api() -> None:
@@ -191,12 +192,6 @@ def test_empty_and_cut_arguments_of_a_call_are_accepted(arguments: str, expected
         ({"input": []}, "input", "at least 1"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input.0", "send the whole item"),
         ({"input": [{"id": "msg_1"}]}, "input.0", "send the whole item"),
-        ({"input": [{"type": "computer_call", "id": "1"}]}, "input.0", "computer_call"),
-        (
-            {"input": [{"role": "user", "content": [{"type": "computer_screenshot"}]}]},
-            "input.0.message.content",
-            "computer_screenshot",
-        ),
         ({"input": [CALL | {"arguments": {}}]}, "input.0.function_call.arguments", "takes a string"),
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice", "no tools"),
         ({"tools": [TOOL], "tool_choice": {"type": "web_search"}}, "tool_choice", "web_search"),
@@ -227,3 +222,17 @@ def test_refusal_names_the_field(change: dict[str, Any], param: str, reason: str
         turns(**change)
     assert (refused.value.status, refused.value.param) == (400, param)
     assert reason in refused.value.message
+
+
+def test_items_and_parts_of_unknown_types_are_notes() -> None:
+    screenshot = {"role": "user", "content": [{"type": "computer_screenshot"}]}
+    body = request([screenshot, {"type": "computer_call", "id": "1"}, {"role": "user", "content": "Go on"}])
+    assert [message["content"] for message in prompted(body).messages] == [
+        "[computer_screenshot omitted]",
+        "[computer_call omitted]",
+        "Go on",
+    ]
+    assert [str(one.part) for one in body.media] == [
+        "input.0.content.0 (computer_screenshot)",
+        "input.1 (computer_call)",
+    ]

@@ -9,11 +9,14 @@ from typing import Any
 import jinja2
 import jinja2.meta
 import msgspec
-from transformers.utils.chat_template_utils import render_jinja_template
 
 
 class TemplateRefusedError(Exception):
     """A template raised an error for what it was given."""
+
+
+class TemplateFaultError(TemplateRefusedError):
+    """A template can't be rendered, whatever it is given: it is invalid, or does what its sandbox forbids."""
 
 
 class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
@@ -42,6 +45,9 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         """Return a conversation as text. opens: with the beginning of the answer. Raises TemplateRefusedError."""
+        # Not before the server listens; the tokenizer has imported it by now.
+        from transformers.utils.chat_template_utils import render_jinja_template
+
         given = [{key: value for key, value in message.items() if value is not None} for message in messages]
         try:
             rendered: Any = render_jinja_template(
@@ -51,6 +57,8 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
                 add_generation_prompt=opens,
                 **{**self.special_tokens, **(variables or {})},
             )
+        except (jinja2.exceptions.SecurityError, jinja2.TemplateSyntaxError) as error:
+            raise TemplateFaultError(str(error)) from None
         except Exception as error:  # a template may raise any
             raise TemplateRefusedError(str(error)) from None
         return str(rendered[0][0])

@@ -1,0 +1,235 @@
+"""The messages that a chat template takes, made from a conversation by what the template prints."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import takewhile
+from typing import Any, NamedTuple
+
+from engine_server.server.conversation.calls.form import CallForm
+from engine_server.server.conversation.history.turns import (
+    Call,
+    Omitted,
+    Part,
+    Result,
+    Text,
+    Thinking,
+    Turn,
+    joined,
+)
+from engine_server.server.conversation.history.words import (
+    calls_in_words,
+    result_in_words,
+    with_described_tools,
+)
+from engine_server.server.conversation.template.capabilities import Capabilities, Kind
+
+Message = dict[str, Any]
+# Roles whose turns say how to answer.
+INSTRUCTING = ("system", "developer")
+# The kinds of the parts of an answer, in the order in which templates print them.
+KINDS: dict[type, Kind] = {Thinking: "thinking", Text: "text", Omitted: "text", Call: "calls"}
+ORDER: tuple[Kind, ...] = ("thinking", "text", "calls")
+SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
+
+
+class Lost(NamedTuple):
+    """A part of a conversation that the template prints nowhere."""
+
+    # Of its turn in the body.
+    path: str
+    type: str
+
+
+def template_messages(
+    turns: Sequence[Turn],
+    capabilities: Capabilities,
+    form: CallForm | None,
+    described: Sequence[dict[str, Any]] = (),
+) -> tuple[list[Message], list[Lost]]:
+    """Return the messages of a conversation, and what the template doesn't print of it.
+
+    form: that of calls, as which they are text where the template prints none; None: not known. described: tools that
+    the system's message describes in words.
+    """
+    if not capabilities.results:
+        turns = [results_as_user(turn) if turn.role == "tool" else turn for turn in turns]
+    turns = with_described_tools(with_joined_instructions(turns, capabilities), described)
+    turns = alternating(with_placed_instructions(turns, capabilities), capabilities)
+    writer = MessageWriter(capabilities, form)
+    messages = [
+        message for turn in turns for part in divided(turn, capabilities) for message in writer.write(part)
+    ]
+    return messages, writer.lost
+
+
+def results_as_user(turn: Turn) -> Turn:
+    """Return results as a turn of the user."""
+    parts = (result_in_words(part) if isinstance(part, Result) else part for part in turn.parts)
+    return replace(turn, role="user", parts=tuple(parts), name=None)
+
+
+def with_joined_instructions(turns: Sequence[Turn], capabilities: Capabilities) -> list[Turn]:
+    """Return a conversation with one turn of instructions at its beginning, or several where all are printed."""
+    leading = list(takewhile(lambda turn: turn.role in INSTRUCTING, turns))
+    first = [replace(turn, role="system") for turn in leading]
+    if len(leading) > 1 and (leading != first or not capabilities.second_system):
+        first = [replace(first[0], parts=(Text("\n\n".join(turn.text for turn in leading)),))]
+    return [*first, *turns[len(leading) :]]
+
+
+def with_placed_instructions(turns: Sequence[Turn], capabilities: Capabilities) -> list[Turn]:
+    """Return a conversation with its instructions where the template prints them.
+
+    Those that it doesn't print become a part of the user's turn in their place: at the beginning, later ones would
+    change the prefix of every prompt after them, which the cache has.
+    """
+    found: list[Turn] = []
+    # The last turn may be joined with the next one of the user.
+    open_turn = False
+    at_beginning = True
+    for turn in turns:
+        instructs = turn.role in INSTRUCTING
+        at_beginning &= instructs
+        printed = capabilities.system if at_beginning else capabilities.later_system
+        placed = replace(turn, role="system" if printed else "user") if instructs else turn
+        moved = instructs and not printed
+        if found and found[-1].role == placed.role == "user" and (moved or open_turn):
+            found[-1] = joined_turns(found[-1], placed)
+        else:
+            found.append(placed)
+        open_turn = moved
+    return found
+
+
+def alternating(turns: Sequence[Turn], capabilities: Capabilities) -> list[Turn]:
+    """Return a conversation whose turns alternate as far as the template demands."""
+    alternate = {"user": not capabilities.user_turns, "assistant": not capabilities.assistant_turns}
+    found: list[Turn] = []
+    for turn in turns:
+        if found and found[-1].role == turn.role and alternate.get(turn.role):
+            found[-1] = joined_turns(found[-1], turn)
+        else:
+            found.append(turn)
+    return found
+
+
+def joined_turns(first: Turn, second: Turn) -> Turn:
+    return replace(first, parts=first.parts + second.parts)
+
+
+def divided(turn: Turn, capabilities: Capabilities) -> list[Turn]:
+    """Return an answer as the turns in which the template prints it whole and in its order."""
+    if turn.role != "assistant" or not capabilities.calls:
+        return [turn]
+    runs = runs_in_order(turn.parts)
+    if len(runs) > 1 and not (capabilities.assistant_turns and capabilities.calls_in_turns):
+        runs = [[part for kind in ORDER for part in turn.parts if KINDS[type(part)] == kind]]
+    return [replace(turn, parts=tuple(parts)) for run in runs for parts in division_of(run, capabilities)]
+
+
+def runs_in_order(parts: Sequence[Part]) -> list[list[Part]]:
+    """Return the longest runs of parts that one turn has in their order."""
+    runs: list[list[Part]] = [[]]
+    for part in parts:
+        before = runs[-1][-1:]
+        if before and ORDER.index(KINDS[type(part)]) < ORDER.index(KINDS[type(before[0])]):
+            runs.append([])
+        runs[-1].append(part)
+    return runs
+
+
+def division_of(parts: Sequence[Part], capabilities: Capabilities) -> list[list[Part]]:
+    """Return the parts of each turn."""
+    kinds = {KINDS[type(part)] for part in parts}
+    if capabilities.answer is None or not kinds >= {"text", "calls"}:
+        return [list(parts)]
+    divided = [[part for part in parts if KINDS[type(part)] in turn] for turn in capabilities.answer]
+    return [turn for turn in divided if turn]
+
+
+class MessageWriter:
+    """Writes the turns of one conversation, in their order.
+
+    lost: the parts that are not printed.
+    """
+
+    def __init__(self, capabilities: Capabilities, form: CallForm | None) -> None:
+        self._capabilities = capabilities
+        self._form = form
+        # Of the calls so far, by their id: the id that the template has, and the tool's name.
+        self._ids: dict[str, str] = {}
+        self._names: dict[str, str] = {}
+        self._num_calls = 0
+        self.lost: list[Lost] = []
+
+    def write(self, turn: Turn) -> list[Message]:
+        results = [part for part in turn.parts if isinstance(part, Result)]
+        if results:
+            return [self._result(result) for result in results]
+        message: Message = {"role": turn.role, "content": self._content(turn.text)}
+        if turn.name is not None:
+            message["name"] = turn.name
+        thoughts = [part.text for part in turn.parts if isinstance(part, Thinking)]
+        if thoughts:
+            message[self._capabilities.reasoning] = "\n\n".join(thoughts)
+        calls = [part for part in turn.parts if isinstance(part, Call)]
+        if calls and self._capabilities.calls:
+            message["tool_calls"] = self._calls(calls)
+            if turn.text and self._capabilities.answer is None:
+                self.lost.append(Lost(turn.path, "text"))
+        elif calls and self._form is not None:
+            texts = [Text(turn.text)] if turn.text else []
+            message["content"] = self._content(joined((*texts, calls_in_words(calls, self._form))))
+        elif calls:
+            self.lost.append(Lost(turn.path, "tool_calls"))
+        return [message]
+
+    def _content(self, text: str) -> Any:
+        return [{"type": "text", "text": text}] if self._capabilities.content == "parts" else text
+
+    def _result(self, result: Result) -> Message:
+        message: Message = {"role": "tool", "content": self._content(result.text)}
+        if result.id is not None:
+            message["tool_call_id"] = self._ids.get(result.id) or self._id(result.id, "")
+        name = self._names.get(result.id or "") if result.name is None else result.name
+        if name is not None:
+            message["name"] = name
+        return message
+
+    def _calls(self, calls: Sequence[Call]) -> list[Message]:
+        if self._capabilities.ids == "numbered_in_answer":
+            self._num_calls = 0
+        written = []
+        for call in calls:
+            function = {"name": call.name, "arguments": self._arguments(call.arguments)}
+            message: Message = {"type": "function", "function": function}
+            if call.id is not None:
+                message["id"] = self._ids[call.id] = self._id(call.id, call.name)
+                self._names[call.id] = call.name
+            written.append(message)
+            self._num_calls += 1
+        return written
+
+    def _id(self, id: str, name: str) -> str:
+        """Return an id in the form that the template demands. name: of the tool that is called; "" for a result."""
+        match self._capabilities.ids:
+            case "short" if not SHORT_ID.fullmatch(id):
+                return hashlib.blake2b(id.encode()).hexdigest()[:9]
+            case "numbered" | "numbered_in_answer" if name:
+                return f"functions.{name}:{self._num_calls}"
+            case _:
+                return id
+
+    def _arguments(self, arguments: dict[str, Any] | str) -> dict[str, Any] | str:
+        match self._capabilities.arguments:
+            case "text" if isinstance(arguments, dict):
+                return json.dumps(arguments, ensure_ascii=False)
+            case "object" if isinstance(arguments, str):
+                return {"arguments": arguments}
+            case _:
+                return arguments

@@ -1,0 +1,51 @@
+"""Tools, calls and results as text, for chat templates that have no place for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from engine_server.server.conversation.calls.form import CallForm
+from engine_server.server.conversation.history.turns import Call, Result, Text, Turn
+
+# In the words with which the models of the Hermes format are trained.
+DESCRIPTION = """You may call one or more functions to help with the user's request.
+
+The functions are described by JSON within <tools></tools>:
+<tools>
+{tools}
+</tools>
+
+To call a function, write its name and arguments as JSON within <tool_call></tool_call>:
+<tool_call>
+{{"name": "function-name", "arguments": {{"argument": "value"}}}}
+</tool_call>"""
+
+
+def with_described_tools(turns: Sequence[Turn], tools: Sequence[dict[str, Any]]) -> list[Turn]:
+    """Return a conversation with its tools described in the system's first turn."""
+    if not tools:
+        return list(turns)
+    described = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    description = Text(DESCRIPTION.format(tools=described))
+    if turns and turns[0].role == "system":
+        first = Text(f"{turns[0].text}\n")
+        return [replace(turns[0], parts=(first, description)), *turns[1:]]
+    return [Turn("system", (description,)), *turns]
+
+
+def result_in_words(result: Result) -> Text:
+    return Text(f"<tool_response>\n{result.text}\n</tool_response>")
+
+
+def calls_in_words(calls: Sequence[Call], form: CallForm) -> Text:
+    """Return calls as the model writes them."""
+    written = (
+        form.text.replace("NAME", call.name).replace(
+            "ARGUMENTS", json.dumps(call.arguments, ensure_ascii=False)
+        )
+        for call in calls
+    )
+    return Text(f"{form.before}{form.separator.join(written)}{form.after}")

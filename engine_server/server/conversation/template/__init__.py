@@ -1,0 +1,1 @@
+"""What a chat template does with what it is given, found by rendering it."""

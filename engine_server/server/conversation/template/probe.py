@@ -1,0 +1,201 @@
+"""Short conversations with sentinels, whose renderings show what a chat template does with a history."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from engine_server.server.conversation.template.capabilities import (
+    DIVISIONS,
+    REASONING_FIELDS,
+    Capabilities,
+    Division,
+    Field,
+    IdForm,
+    Kind,
+)
+from engine_server.server.conversation.template.chat_template import ChatTemplate, TemplateRefusedError
+
+Message = dict[str, Any]
+NAME = "probename"
+# An id of each form.
+IDS: dict[IdForm, str] = {
+    "any": "call_Probe0123456789abcdef",
+    "short": "Probe1234",
+    "numbered": f"functions.{NAME}:0",
+    "numbered_in_answer": f"functions.{NAME}:0",
+}
+SENTINEL = re.compile(r"probe\d+z")
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": NAME,
+        "description": "A probe.",
+        "parameters": {"type": "object", "properties": {"probe": {"type": "string"}}, "required": ["probe"]},
+    },
+}
+
+
+def capabilities_of(template: ChatTemplate) -> Capabilities:
+    """Return what a template does with a history. Each rendering stands alone: one that is refused is a fact."""
+    probe = Probe(template)
+    if not probe.prints([user(1)]) and probe.prints([in_parts(user(1))]):
+        probe.content = "parts"
+    system = [said("system", 1)] if probe.prints([said("system", 1), user(2)]) else []
+    probe.arguments = probe.form_of_arguments()
+    probe.ids = probe.form_of_ids()
+    probe.reasoning = next(filter(probe.reads, REASONING_FIELDS), REASONING_FIELDS[0])
+    loop = list(probe.sentinels(probe.loop(probe.answer("calls"))))
+    return Capabilities(
+        content=probe.content,
+        system=bool(system),
+        second_system=bool(system) and probe.prints([*system, said("system", 2), user(3)]),
+        later_system=bool(system)
+        and probe.prints([*system, user(2), probe.answer("text"), said("system", 4), user(5)])
+        and probe.prints([*system, user(2), probe.answer("text"), user(5), said("system", 4)]),
+        user_turns=probe.prints([*system, user(2), user(3)]),
+        assistant_turns=probe.prints([user(1), said("assistant", 2), said("assistant", 3), user(4)]),
+        reasoning=probe.reasoning,
+        around_reasoning=probe.around_reasoning(),
+        calls=CALLED in loop,
+        results=RESULT in loop,
+        arguments=probe.arguments,
+        ids=probe.ids,
+        answer=next(filter(probe.takes, DIVISIONS), None),
+        calls_in_turns=probe.takes_calls_in_turns(),
+    )
+
+
+def said(role: str, number: int) -> Message:
+    return {"role": role, "content": f"probe{number}z"}
+
+
+def user(number: int) -> Message:
+    return said("user", number)
+
+
+def in_parts(message: Message) -> Message:
+    return {**message, "content": [{"type": "text", "text": message["content"]}]}
+
+
+# Sentinels of the parts of an answer, and of a result.
+THOUGHT, TEXT, CALLED, RESULT = "probe20z", "probe21z", "probe22z", "probe23z"
+
+
+class Probe:
+    """Renders short conversations in the form that a template takes, as far as that is known."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
+        self._tools = [TOOL] if template.takes_tools else None
+        self.content: Literal["text", "parts"] = "text"
+        self.arguments: Literal["any", "object", "text"] = "any"
+        self.ids: IdForm = "any"
+        self.reasoning: Field = REASONING_FIELDS[0]
+
+    def render(self, messages: list[Message]) -> str | None:
+        """Return a conversation as text; None if the template refuses it."""
+        if self.content == "parts":
+            messages = [in_parts(message) if message.get("content") else message for message in messages]
+        try:
+            return self._template.render(messages, self._tools, opens=messages[-1]["role"] != "assistant")
+        except TemplateRefusedError:
+            return None
+
+    def sentinels(self, messages: list[Message]) -> Iterator[str]:
+        """Return the sentinels in a conversation's text, in their order."""
+        return iter(SENTINEL.findall(self.render(messages) or ""))
+
+    def prints(self, messages: list[Message]) -> bool:
+        """Return True if a conversation's text has all of its sentinels, in their order."""
+        printed = self.sentinels(messages)
+        return all(given in printed for given in SENTINEL.findall(json.dumps(messages)))
+
+    def answer(self, *kinds: Kind, call: str = CALLED, id: str | None = None) -> Message:
+        """Return a turn of the assistant with parts of these kinds."""
+        turn: Message = {"role": "assistant"}
+        if "thinking" in kinds:
+            turn[self.reasoning] = THOUGHT
+        turn["content"] = TEXT if "text" in kinds else ""
+        if "calls" in kinds:
+            arguments: Any = {"probe": call}
+            if self.arguments == "text":
+                arguments = json.dumps(arguments)
+            function = {"name": NAME, "arguments": arguments}
+            turn["tool_calls"] = [{"id": id or IDS[self.ids], "type": "function", "function": function}]
+        return turn
+
+    def result(self, text: str = RESULT, id: str | None = None) -> Message:
+        return {"role": "tool", "tool_call_id": id or IDS[self.ids], "name": NAME, "content": text}
+
+    def loop(self, *answer: Message) -> list[Message]:
+        """Return a conversation with an answer that ends with a call, and the call's result."""
+        return [user(1), *answer, self.result()]
+
+    def form_of_arguments(self) -> Literal["any", "object", "text"]:
+        """Return the form in which arguments are printed as JSON. Most templates do so with objects."""
+        call = [user(1), self.answer("calls")]
+        as_object = self._prints_arguments(call)
+        call[1]["tool_calls"][0]["function"]["arguments"] = json.dumps({"probe": CALLED})
+        as_text = self._prints_arguments(call)
+        if as_object:
+            return "any" if as_text else "object"
+        return "text" if as_text else "any"
+
+    def _prints_arguments(self, call: list[Message]) -> bool:
+        text = self.render(call)
+        return text is not None and f"{{'probe': '{CALLED}'" not in text
+
+    def form_of_ids(self) -> IdForm:
+        """Return the form that ids must have: the first with which a call is printed, with its name."""
+        forms: dict[IdForm, str] = {}
+        for self.ids in IDS:
+            text = self.render([user(1), self.answer("calls"), {**self.result(), "name": None}])
+            forms[self.ids] = "" if text is None else text.partition("probe1z")[2]
+        if IDS["numbered"] in forms["any"]:
+            return "numbered_in_answer"
+        return next((form for form, text in forms.items() if NAME in text), "any")
+
+    def reads(self, field: Field) -> bool:
+        """Return True if the template prints the reasoning of this field, beside calls or before text."""
+        self.reasoning = field
+        beside_calls = self.loop(self.answer("thinking", "calls"))
+        return THOUGHT in self.sentinels(beside_calls) or THOUGHT in self.sentinels(
+            [user(1), self.answer("thinking", "text")]
+        )
+
+    def around_reasoning(self) -> tuple[str, str] | None:
+        """Return the text before and after the thought of the newest answer."""
+        opened = self.render([user(1)])
+        text = self.render([user(1), self.answer("thinking", "text")])
+        if opened is None or text is None or THOUGHT not in text or TEXT not in text:
+            return None
+        before, _, rest = text.partition(THOUGHT)
+        begun = before.removeprefix(opened) if before.startswith(opened) else ""
+        return begun, rest.partition(TEXT)[0]
+
+    def takes(self, division: Division) -> bool:
+        """Return True if the template prints an answer with calls in these turns, with its thought if it reads any."""
+        with_text = self.loop(*(self.answer(*kinds) for kinds in self._without_thinking(division)))
+        if not self.prints(with_text):
+            return False
+        if THOUGHT not in self.sentinels(self.loop(self.answer("thinking", "calls"))):
+            return True
+        printed = set(self.sentinels(self.loop(*(self.answer(*kinds) for kinds in division))))
+        return {THOUGHT, TEXT, CALLED, RESULT} <= printed
+
+    def _without_thinking(self, division: Division) -> Division:
+        return tuple(tuple(kind for kind in kinds if kind != "thinking") for kinds in division)
+
+    def takes_calls_in_turns(self) -> bool:
+        first, second = (f"{IDS[self.ids][:-1]}{digit}" for digit in "56")
+        turns = [
+            user(1),
+            self.answer("calls", call="probe2z", id=first),
+            self.answer("text", "calls", call="probe30z", id=second),
+            self.result("probe31z", id=first),
+            self.result("probe32z", id=second),
+        ]
+        return self.prints(turns)
