@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ def render_chat(tokenizer: Any, conversation: Conversation, options: Mapping[str
     parts; for a template that takes strings they are joined by newlines. Raises InvalidRequestError if the template
     refuses the conversation.
     """
+    conversation = [_as_served(message) for message in conversation]
     if any(isinstance(message.get("content"), list) for message in conversation):
         conversation = _fit_parts(tokenizer, conversation, options)
     try:
@@ -34,6 +36,26 @@ def render_chat(tokenizer: Any, conversation: Conversation, options: Mapping[str
     # The template adds the special tokens itself.
     token_ids = tokenizer.encode(text, add_special_tokens=False)
     return TokensPrompt(prompt_token_ids=token_ids, prompt=text)
+
+
+def _as_served(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a message as the chat API of the server gives it to templates: null is "", and arguments are objects."""
+    served = {**message, "content": ""} if message.get("content") is None else message
+    calls = message.get("tool_calls")
+    return {**served, "tool_calls": [_with_object(call) for call in calls]} if calls else served
+
+
+def _with_object(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a call whose arguments are an object, if they are the JSON of one."""
+    function = call.get("function")
+    arguments = function.get("arguments") if isinstance(function, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(arguments, str):
+        return call
+    try:
+        parsed = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": parsed}} if isinstance(parsed, dict) else call
 
 
 def _fit_parts(tokenizer: Any, conversation: Conversation, options: Mapping[str, Any]) -> Conversation:

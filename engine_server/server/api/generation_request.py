@@ -186,6 +186,11 @@ class GenerationRequest(ApiRequest):
         return ()
 
     @property
+    def reasoning_switches(self) -> Sequence[IgnoredPart]:
+        """The switches of the reasoning that are ignored for a chat template that has none."""
+        return ()
+
+    @property
     def answer_style(self) -> AnswerStyle | None:
         """The parts that the answer may have besides text; None for plain text. Raises ApiError 400."""
         return None

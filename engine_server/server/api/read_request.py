@@ -129,9 +129,10 @@ def prompt_source(model: LoadedModel, body: GenerationRequest, context: int) -> 
 def ignored_parts(model: LoadedModel, body: GenerationRequest, source: PromptSource) -> list[IgnoredPart]:
     """Return what is left out of the prompt, or has no effect on the answer."""
     hints = () if limits_reasoning(model.layout) else body.reasoning_hints
+    switches = () if model.answer_layout.switches_reasoning else body.reasoning_switches
     relaxed = request_schemas(body, model.settings.strict_schemas).relaxed
     lost = [IgnoredPart(*part) for part in source.lost]
-    return [*body.ignored, *hints, *ignored_form(body), *lost, *relaxed]
+    return [*body.ignored, *hints, *switches, *ignored_form(body), *lost, *relaxed]
 
 
 def ignored_form(body: GenerationRequest) -> list[IgnoredPart]:

@@ -54,6 +54,7 @@ def find_layout(tokenizer: Any, file: Path | None) -> Layout:
         call_id=ours.get("call_id"),
         data=template,
         takes_tools=takes_tools,
+        variables=template_of_chats.variables,
         capabilities=capabilities,
     )
     return layout if template is None else with_regions(layout, tokenizer, template)

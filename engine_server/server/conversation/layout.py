@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from engine_server.requests.reasoning import Mark
 from engine_server.server.conversation.marks import MarkTokens
 from engine_server.server.conversation.template.capabilities import ALL_CAPABILITIES, Capabilities
+from engine_server.server.conversation.template.openings import SWITCHES
 
 if TYPE_CHECKING:
     from engine_server.server.conversation.calls.events import ReaderFactory
@@ -68,8 +69,15 @@ class Layout:
     data: Mapping[str, Any] | None = None
     # The chat template has a place for tools.
     takes_tools: bool = True
+    # The variables that it reads.
+    variables: frozenset[str] = frozenset()
     # What it prints of a history.
     capabilities: Capabilities = ALL_CAPABILITIES
+
+    @property
+    def switches_reasoning(self) -> bool:
+        """True if the chat template has a variable that switches the reasoning on and off."""
+        return not self.variables.isdisjoint(SWITCHES)
 
     @property
     def calls_tools(self) -> bool:

@@ -11,7 +11,14 @@ from pydantic import AfterValidator, Field
 from engine_server.contract import bounds
 from engine_server.requests.validation import MAX_INT32
 from engine_server.server.api.chat.messages import Message, turns_of
-from engine_server.server.api.chat.template_variables import Effort, check_variables, effort_variables
+from engine_server.server.api.chat.template_variables import (
+    Effort,
+    ThinkingSwitch,
+    check_variables,
+    effort_variables,
+    reasoning_variables,
+    switched,
+)
 from engine_server.server.api.chat.tools import ToolChoice, Tools, tool_use, tools_by_path
 from engine_server.server.api.content import MediaUse, media_of
 from engine_server.server.api.fields import Ignored, only
@@ -63,6 +70,9 @@ class ChatFields(GenerationRequest):
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
     reasoning_effort: Effort | None = None
+    # Other servers' switches of the reasoning; chat_template_kwargs go first.
+    enable_thinking: bool | None = None
+    thinking: bool | ThinkingSwitch | None = None
 
     functions: Annotated[Any, only([])] = None
     function_call: Annotated[Any, only("none", "auto")] = None
@@ -111,6 +121,11 @@ class ChatFields(GenerationRequest):
         return [one for turns in self.turns for one in media_of(turns)]
 
     @property
+    def reasoning_switches(self) -> Sequence[IgnoredPart]:
+        given = (name for name in ("enable_thinking", "thinking") if getattr(self, name) is not None)
+        return [IgnoredPart(name, "switch") for name in given]
+
+    @property
     def opens_answer(self) -> bool:
         if self.add_generation_prompt is None:
             return not self.continue_final_message
@@ -145,6 +160,8 @@ class ChatFields(GenerationRequest):
         variables = {
             **(settings.default_chat_template_kwargs or {}),
             **effort_variables(self.reasoning_effort),
+            **reasoning_variables(switched(self.thinking), None),
+            **reasoning_variables(self.enable_thinking, None),
             **(self.chat_template_kwargs or {}),
         }
         if self.documents is not None:

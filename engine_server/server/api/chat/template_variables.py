@@ -2,6 +2,7 @@
 
 from typing import Any, Literal
 
+from pydantic import BaseModel, ConfigDict
 from pydantic_core import PydanticCustomError
 
 # Parameters of transformers' apply_chat_template and names that it defines for every template.
@@ -29,6 +30,19 @@ def reasoning_variables(enabled: bool | None, effort: Effort | None) -> dict[str
     """Return the variables by which templates switch reasoning, under all of their names. None: the template's own."""
     switches = {} if enabled is None else {"enable_thinking": enabled, "thinking": enabled}
     return switches if effort is None else {**switches, "reasoning_effort": effort}
+
+
+class ThinkingSwitch(BaseModel):
+    """The reasoning before the answer, on or off."""
+
+    model_config = ConfigDict(strict=True)
+
+    type: Literal["enabled", "disabled", "adaptive"]
+
+
+def switched(switch: bool | ThinkingSwitch | None) -> bool | None:
+    """Return whether a switch is on; None without one."""
+    return switch.type != "disabled" if isinstance(switch, ThinkingSwitch) else switch
 
 
 def check_variables(variables: dict[str, Any]) -> dict[str, Any]:

@@ -58,7 +58,10 @@ def turns_of(system: Sequence[TextBlock], messages: Sequence[Message]) -> tuple[
     instructions = tuple(Text(block.text) for block in system if not block.text.startswith(BILLING_HEADER))
     turns = [Turn("system", instructions, path="system")] if instructions else []
     numbered = enumerate(messages)
-    for role, group in groupby(numbered, key=lambda pair: pair[1].role):
+    # Each message of the system is a turn of its own.
+    for (role, _), group in groupby(
+        numbered, key=lambda pair: (pair[1].role, pair[1].role == "system" and pair[0])
+    ):
         same_role = list(group)
         parts = [part for number, message in same_role for part in parts_of(message, f"messages.{number}")]
         path = f"messages.{same_role[0][0]}"

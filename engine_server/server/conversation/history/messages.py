@@ -60,6 +60,8 @@ def template_messages(
         turns = [results_as_user(turn) if turn.role == "tool" else turn for turn in turns]
     turns = with_described_tools(with_joined_instructions(turns, capabilities), described)
     turns = alternating(with_placed_instructions(turns, capabilities), capabilities)
+    if capabilities.calls and not capabilities.several_calls:
+        turns = with_single_calls(turns)
     writer = MessageWriter(capabilities, form)
     messages = [
         message for turn in turns for part in divided(turn, capabilities) for message in writer.write(part)
@@ -120,6 +122,32 @@ def alternating(turns: Sequence[Turn], capabilities: Capabilities) -> list[Turn]
 
 def joined_turns(first: Turn, second: Turn) -> Turn:
     return replace(first, parts=first.parts + second.parts)
+
+
+def with_single_calls(turns: Sequence[Turn]) -> list[Turn]:
+    """Return a conversation in which each call is in a turn of its own, with its result after it."""
+    found: list[Turn] = []
+    results: dict[str | None, Turn] = {}
+    for number, turn in enumerate(turns):
+        calls = [part for part in turn.parts if isinstance(part, Call)]
+        if len(calls) < 2:
+            found += [turn] if results.pop(result_id(turn), None) is None else []
+            continue
+        following = takewhile(lambda turn: turn.role == "tool", turns[number + 1 :])
+        results = {result_id(one): one for one in following}
+        first = turn.parts.index(calls[0])
+        pieces = [turn.parts[: first + 1], *((part,) for part in turn.parts[first + 1 :])]
+        for piece in pieces:
+            found.append(replace(turn, parts=tuple(piece)))
+            last = piece[-1]
+            if isinstance(last, Call) and last.id in results:
+                found.append(results[last.id])
+    return found
+
+
+def result_id(turn: Turn) -> str | None:
+    """Return the id of the call whose result a turn is."""
+    return next((part.id for part in turn.parts if isinstance(part, Result)), None)
 
 
 def divided(turn: Turn, capabilities: Capabilities) -> list[Turn]:

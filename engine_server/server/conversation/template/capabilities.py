@@ -18,8 +18,8 @@ IdForm = Literal["any", "short", "numbered", "numbered_in_answer"]
 # Ways to divide an answer with calls, of which the first that a template prints whole is taken.
 DIVISIONS: tuple[Division, ...] = (
     (("thinking", "text", "calls"),),
-    (("text",), ("thinking", "calls")),
     (("thinking", "text"), ("calls",)),
+    (("text",), ("thinking", "calls")),
 )
 
 
@@ -46,6 +46,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     ids: IdForm = "any"
     # The turns of an answer with calls; None: text beside calls is not printed.
     answer: Division | None = DIVISIONS[0]
+    # An answer may have several calls.
+    several_calls: bool = True
     # The calls of one answer may be in several turns before their results.
     calls_in_turns: bool = True
 

@@ -51,10 +51,10 @@ def capabilities_of(template: ChatTemplate) -> Capabilities:
     return Capabilities(
         content=probe.content,
         system=bool(system),
-        second_system=bool(system) and probe.prints([*system, said("system", 2), user(3)]),
+        second_system=bool(system) and probe.has([*system, said("system", 2), user(3)]),
         later_system=bool(system)
-        and probe.prints([*system, user(2), probe.answer("text"), said("system", 4), user(5)])
-        and probe.prints([*system, user(2), probe.answer("text"), user(5), said("system", 4)]),
+        and probe.has([*system, user(2), probe.answer("text"), said("system", 4), user(5)])
+        and probe.has([*system, user(2), probe.answer("text"), user(5), said("system", 4)]),
         user_turns=probe.prints([*system, user(2), user(3)]),
         assistant_turns=probe.prints([user(1), said("assistant", 2), said("assistant", 3), user(4)]),
         reasoning=probe.reasoning,
@@ -64,6 +64,7 @@ def capabilities_of(template: ChatTemplate) -> Capabilities:
         arguments=probe.arguments,
         ids=probe.ids,
         answer=next(filter(probe.takes, DIVISIONS), None),
+        several_calls=probe.takes_calls_in_turns(together=True),
         calls_in_turns=probe.takes_calls_in_turns(),
     )
 
@@ -112,6 +113,10 @@ class Probe:
         """Return True if a conversation's text has all of its sentinels, in their order."""
         printed = self.sentinels(messages)
         return all(given in printed for given in SENTINEL.findall(json.dumps(messages)))
+
+    def has(self, messages: list[Message]) -> bool:
+        """Return True if a conversation's text has all of its sentinels, in any order."""
+        return set(SENTINEL.findall(json.dumps(messages))) <= set(self.sentinels(messages))
 
     def answer(self, *kinds: Kind, call: str = CALLED, id: str | None = None) -> Message:
         """Return a turn of the assistant with parts of these kinds."""
@@ -179,7 +184,7 @@ class Probe:
     def takes(self, division: Division) -> bool:
         """Return True if the template prints an answer with calls in these turns, with its thought if it reads any."""
         with_text = self.loop(*(self.answer(*kinds) for kinds in self._without_thinking(division)))
-        if not self.prints(with_text):
+        if not self.prints(with_text) or not self.prints([*with_text, said("assistant", 8), user(9)]):
             return False
         if THOUGHT not in self.sentinels(self.loop(self.answer("thinking", "calls"))):
             return True
@@ -189,13 +194,14 @@ class Probe:
     def _without_thinking(self, division: Division) -> Division:
         return tuple(tuple(kind for kind in kinds if kind != "thinking") for kinds in division)
 
-    def takes_calls_in_turns(self) -> bool:
+    def takes_calls_in_turns(self, together: bool = False) -> bool:
+        """Return True if the template prints two calls before their results. together: of one turn."""
         first, second = (f"{IDS[self.ids][:-1]}{digit}" for digit in "56")
-        turns = [
-            user(1),
-            self.answer("calls", call="probe2z", id=first),
-            self.answer("text", "calls", call="probe30z", id=second),
-            self.result("probe31z", id=first),
-            self.result("probe32z", id=second),
-        ]
-        return self.prints(turns)
+        called = self.answer("calls", call="probe2z", id=first)
+        also_called = self.answer("calls", call="probe3z", id=second)
+        calls = [called, {**also_called, "content": TEXT}]
+        if together:
+            calls = [{**called, "tool_calls": called["tool_calls"] + also_called["tool_calls"]}]
+        return self.prints(
+            [user(1), *calls, self.result("probe4z", id=first), self.result("probe5z", id=second)]
+        )
