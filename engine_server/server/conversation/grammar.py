@@ -27,8 +27,6 @@ class AnswerGrammar:
     """The grammar of an answer."""
 
     params: StructuredOutputsParams
-    # It begins after the reasoning, whose marks are tokens; otherwise it has the reasoning as its first part.
-    after_reasoning: bool = False
     # White space may precede the answer's text.
     space_first: bool = False
     # The answer is calls or text of the form, after its reasoning, and nothing else.
@@ -92,7 +90,7 @@ class GrammarWriter:
         params = StructuredOutputsParams(
             grammar="\n".join([f"start: {start}", *self._rules]), form=self._form
         )
-        return AnswerGrammar(params, after_reasoning=gated, space_first=gated and not free, demands=not free)
+        return AnswerGrammar(params, space_first=gated and not free, demands=not free)
 
     def _demanded(self) -> str:
         """Return an answer that is calls, or text of the form."""

@@ -131,7 +131,6 @@ def test_form_follows_reasoning_that_is_text(name: str) -> None:
     direct = "<|channel|>final<|message|>" if name == "gpt_oss" else ""
     undecided = grammar_of(name, UNDECIDED, None, FORM, tokens=False)
     inside = grammar_of(name, INSIDE, None, FORM, tokens=False)
-    assert undecided and not undecided.after_reasoning
 
     assert accepts(name, undecided, f"{start}Well, {VALID}{end}{after}{VALID}", tokens=False)
     assert accepts(name, undecided, direct + VALID, tokens=False)
@@ -145,10 +144,11 @@ def test_form_follows_reasoning_that_is_text(name: str) -> None:
     "name", [name for name in FORMATS if name != "gpt_oss" and our_layout(name).reasoning]
 )
 def test_form_begins_after_reasoning_whose_marks_are_tokens(name: str) -> None:
-    for state in (UNDECIDED, INSIDE):
+    start, end = reasoning_marks(name)
+    for state, reasoning in ((UNDECIDED, f"{start}Well.{end}"), (INSIDE, f"Well.{end}")):
         grammar = grammar_of(name, state, None, FORM, tokens=True)
-        assert grammar and grammar.after_reasoning
         assert accepts(name, grammar, f"\n\n{VALID}", tokens=True)
+        assert not accepts(name, grammar, reasoning + VALID, tokens=True)
         assert not accepts(name, grammar, "Well.", tokens=True)
 
 
