@@ -13,6 +13,7 @@ from engine_server.server.api.ignored import HEADER, header_value
 from engine_server.server.api.models import served_model
 from engine_server.server.api.plan_answer import plan_answer
 from engine_server.server.api.read_request import ignored_parts, prompt_source, read_request
+from engine_server.server.api.schemas import request_schemas
 from engine_server.server.generation.generation import Generation
 from engine_server.server.generation.plan import AnswerIdentity
 from engine_server.server.generation.prompts import tokenize
@@ -37,7 +38,7 @@ async def create_answer(
 
     new_renderer: makes the renderer of the API.
     """
-    request = read_request(model, body, headers)
+    request, ignored = read_request(model, body, headers)
     prompts = await tokenize(model.engine, request.source, request.identity.created)
     check_prompt(request, prompts)
     plan = plan_answer(model, request, prompts)
@@ -50,7 +51,7 @@ async def create_answer(
     else:
         answer = await whole_answer(generation, renderer)
     answer.headers[MODEL] = request.identity.fingerprint
-    if ignored := ignored_parts(model, body):
+    if ignored:
         answer.headers[HEADER] = header_value(ignored)
     return answer
 
@@ -63,7 +64,8 @@ async def count_tokens(
     any_length: count those of prompts that can't fit the context too, and before the request's cuts.
     """
     served = served_model(model, body.model, headers)
-    source = prompt_source(model, body, served.context)
+    schemas = request_schemas(body, model.settings.strict_schemas)
+    source = prompt_source(model, body, served.context, ignored_parts(model, body, schemas))
     if any_length:
         source = replace(source, any_length=True, cuts=())
     resume = resumed_stream(headers, body.model_extra or {}, served.fingerprint)

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -22,7 +22,7 @@ from engine_server.server.api.continuation import check_settings, refuse_continu
 from engine_server.server.api.deadline import deadline
 from engine_server.server.api.ignored import IgnoredPart, ignored_types
 from engine_server.server.api.models import served_model
-from engine_server.server.api.schemas import request_schemas
+from engine_server.server.api.schemas import RequestSchemas, request_schemas
 from engine_server.server.conversation.described_tools import (
     as_object,
     as_text,
@@ -43,7 +43,15 @@ if TYPE_CHECKING:
     from engine_server.server.settings import ApiSettings
 
 
-def read_request(model: LoadedModel, body: GenerationRequest, headers: Mapping[str, str]) -> AnswerRequest:
+class ReadRequest(NamedTuple):
+    """A request that was checked."""
+
+    answer: AnswerRequest
+    # What is left out of the prompt, or has no effect on the answer.
+    ignored: list[IgnoredPart]
+
+
+def read_request(model: LoadedModel, body: GenerationRequest, headers: Mapping[str, str]) -> ReadRequest:
     """Return all that is known of an answer without tokens. Raises ApiError and InvalidRequestError."""
     served = served_model(model, body.model, headers)
     resume = resumed_stream(headers, body.model_extra or {}, served.fingerprint)
@@ -55,7 +63,8 @@ def read_request(model: LoadedModel, body: GenerationRequest, headers: Mapping[s
         check_tools(model.layout, style, searches=beams is not None)
     check_reasoning_budget(model.layout, body)
     schemas = request_schemas(body, model.settings.strict_schemas)
-    source = prompt_source(model, body, served.context)
+    ignored = ignored_parts(model, body, schemas)
+    source = prompt_source(model, body, served.context, ignored)
     # Another engine can continue a stream of one sampled choice.
     continuable = body.streams and len(source) == 1 and beams is None and not body.prompt_only
     params = sampling_params(model, body, headers, resume, draws_seed=continuable and reports_tokens(headers))
@@ -74,7 +83,7 @@ def read_request(model: LoadedModel, body: GenerationRequest, headers: Mapping[s
     if reports and continuable:
         assert params.seed is not None
         report = TokenReport(params.seed, id=identity.id, created=identity.created)
-    return AnswerRequest(
+    answer = AnswerRequest(
         identity=identity,
         engine_id=identity.id if identity.id.endswith(unique) else f"{identity.id}-{unique}",
         source=source,
@@ -94,6 +103,7 @@ def read_request(model: LoadedModel, body: GenerationRequest, headers: Mapping[s
         report=report,
         reports_usage=reports and not continuable,
     )
+    return ReadRequest(answer, ignored)
 
 
 def sampling_params(
@@ -124,12 +134,15 @@ def reports_tokens(headers: Mapping[str, str]) -> bool:
     return headers.get(REPORT_TOKENS) == "1"
 
 
-def prompt_source(model: LoadedModel, body: GenerationRequest, context: int) -> PromptSource:
+def prompt_source(
+    model: LoadedModel, body: GenerationRequest, context: int, ignored: Sequence[IgnoredPart]
+) -> PromptSource:
     """Return the prompts of a request, with the tools as the model's chat template takes them. Raises ApiError 400.
 
-    context: the most tokens of prompt and answer.
+    context: the most tokens of prompt and answer. ignored: `ignored_parts`, which are logged unless one is refused.
     """
-    check_ignored(model, body)
+    refuse_ignored(model.settings, body.ignored_tools, body.media)
+    ignored_types.warn(part.type for part in ignored)
     source, style = body.source(model.settings, context), body.answer_style
     if model.layout is None or style is None or not isinstance(source, ChatSource):
         return source
@@ -137,11 +150,10 @@ def prompt_source(model: LoadedModel, body: GenerationRequest, context: int) -> 
     return replace(source, conversations=conversations)
 
 
-def ignored_parts(model: LoadedModel, body: GenerationRequest) -> list[IgnoredPart]:
+def ignored_parts(model: LoadedModel, body: GenerationRequest, schemas: RequestSchemas) -> list[IgnoredPart]:
     """Return what is left out of the prompt, or has no effect on the answer."""
     hints = () if limits_reasoning(model.layout) else body.reasoning_hints
-    relaxed = request_schemas(body, model.settings.strict_schemas).relaxed
-    return [*body.ignored, *hints, *ignored_form(body), *relaxed]
+    return [*body.ignored, *hints, *ignored_form(body), *schemas.relaxed]
 
 
 def ignored_form(body: GenerationRequest) -> list[IgnoredPart]:
@@ -150,12 +162,6 @@ def ignored_form(body: GenerationRequest) -> list[IgnoredPart]:
     if use is None or use.choice != "required" or body.grammar is None:
         return []
     return [IgnoredPart(body.engine_fields["structured_outputs"], "demanded_call")]
-
-
-def check_ignored(model: LoadedModel, body: GenerationRequest) -> None:
-    """Log what is ignored. Raises ApiError 400 for a part that must not be."""
-    refuse_ignored(model.settings, body.ignored_tools, body.media)
-    ignored_types.warn(part.type for part in ignored_parts(model, body))
 
 
 def refuse_ignored(settings: ApiSettings, tools: Sequence[IgnoredPart], media: Sequence[MediaUse]) -> None:

@@ -1,11 +1,15 @@
 """Schemas of requests over HTTP: what is enforced, ignored by name, and refused."""
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
 import pytest
 from local_server import LocalServer, serving
+
+from engine_server.server.api import schemas
+from engine_server.structured.schemas.together import SchemaCache
 
 MODEL = "smollm2"
 CHAT = "/v1/chat/completions"
@@ -142,6 +146,21 @@ def test_names_of_clients_are_cut_and_cleaned_and_the_header_stays_short(scripte
     assert "x-injected" not in long.headers
     assert len(long.headers[NAMED]) <= 1024
     assert equal.headers[NAMED] == "tools.0.function.parameters.properties.m.pattern (look-around)"
+
+
+def test_schemas_of_a_request_are_looked_up_once(
+    scripted: LocalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lookups = []
+    cache = SchemaCache()
+    monkeypatch.setattr(
+        schemas, "CACHE", SimpleNamespace(relax=lambda *one: lookups.append(one) or cache.relax(*one))
+    )
+
+    answer = chat(scripted, tools=[GOOD, LOOKS], tool_choice="required", max_tokens=1)
+
+    assert answer.headers[NAMED] == "tools.1.function.parameters.properties.m.pattern (look-around)"
+    assert len(lookups) == 1
 
 
 def test_strict_server_refuses_what_would_be_ignored() -> None:
