@@ -4,6 +4,7 @@ import hashlib
 import threading
 import weakref
 from collections import OrderedDict
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
@@ -29,20 +30,30 @@ class GrammarTrials:
         self._vocabulary = vocabulary
         # Reentrant, since a verdict's callbacks may call `_withdraw`.
         self._lock = threading.RLock()
-        # By a hash of the grammar's description.
+        # By a hash of the descriptions of the grammar and its parts.
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
         self._line = TrialLine()
         # Writes may block until the process has room.
         self._writer = ThreadPoolExecutor(1, "grammar trials")
         self._worker: TrialWorker | None = None
 
-    def start(self, params: StructuredOutputsParams, caller: CallerId = None) -> Future[Verdict]:
+    def start(
+        self,
+        params: StructuredOutputsParams,
+        caller: CallerId = None,
+        parts: Sequence[StructuredOutputsParams] = (),
+    ) -> Future[Verdict]:
         """Return a grammar's verdict, once it has been tried. A request that no longer wants it cancels it.
+
+        parts: grammars of its parts, whose faults the verdict has if the grammar can't be used.
 
         Raises QueueFullError, or ShareUsedError if the caller has too many trials already.
         """
         description = msgspec.structs.replace(params, starts_after=None)
-        digest = hashlib.sha256(msgspec.msgpack.encode(description)).digest()
+        tried = hashlib.sha256(msgspec.msgpack.encode(description))
+        for part in parts:
+            tried.update(msgspec.msgpack.encode(part))
+        digest = tried.digest()
         verdict: Future[Verdict] = Future()
         with self._lock:
             if digest in self._verdicts:
@@ -51,7 +62,7 @@ class GrammarTrials:
                 return verdict
             trial = self._line.find(caller, digest)
             if trial is None:
-                trial = PendingTrial(caller, digest, description)
+                trial = PendingTrial(caller, digest, description, parts)
                 self._line.add(trial)
             trial.verdicts.append(verdict)
             self._advance()

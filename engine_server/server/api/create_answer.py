@@ -14,10 +14,12 @@ from engine_server.server.api.models import served_model
 from engine_server.server.api.plan_answer import plan_answer
 from engine_server.server.api.read_request import ignored_parts, prompt_source, read_request
 from engine_server.server.api.schemas import request_schemas
+from engine_server.server.api.unusable_schemas import unusable_schemas, without_schemas
 from engine_server.server.generation.generation import Generation
 from engine_server.server.generation.plan import AnswerIdentity
 from engine_server.server.generation.prompts import tokenize
 from engine_server.server.generation.render import Renderer, StreamEncoder, whole_answer
+from engine_server.server.generation.work import check_work
 from engine_server.server.http.event_stream import EventStream
 
 if TYPE_CHECKING:
@@ -42,6 +44,11 @@ async def create_answer(
     prompts = await tokenize(model.engine, request.source, request.identity.created)
     check_prompt(request, prompts)
     plan = plan_answer(model, request, prompts)
+    check_work(model.engine, plan)
+    if unusable := await unusable_schemas(model, body, plan):
+        request = without_schemas(request, unusable)
+        plan = plan_answer(model, request, prompts)
+        ignored += unusable
     generation = Generation(model.engine, plan)
     renderer = new_renderer(model, body, request.identity)
     answer: Response

@@ -148,6 +148,55 @@ def test_names_of_clients_are_cut_and_cleaned_and_the_header_stays_short(scripte
     assert equal.headers[NAMED] == "tools.0.function.parameters.properties.m.pattern (look-around)"
 
 
+LONG = tool("long", object_of(m={"type": "string", "pattern": "^[a-z]{6}$", "maxLength": 3}))
+SCRIPT = tool("script", {"type": "object", "properties": {"m": {"type": "string", "pattern": r"\p{Foo}"}}})
+
+
+def test_tool_with_a_schema_that_only_the_grammar_refuses_spoils_no_other(
+    server: LocalServer, scripted: LocalServer
+) -> None:
+    choice = {"type": "function", "function": {"name": "good"}}
+    tools = [GOOD, LONG, SCRIPT]
+
+    named = chat(server, tools=tools, tool_choice=choice)
+    asked = {"tools": tools, "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 1}
+    any_tool = chat(scripted, **asked)
+    streamed = chat(scripted, **asked, stream=True)
+
+    assert arguments(named)[0] == "good"
+    assert NAMED not in named.headers
+    assert any_tool.status == streamed.status == 200, any_tool.body
+    assert any_tool.headers[NAMED] == streamed.headers[NAMED] == "tools.1.function.parameters (unusable)"
+
+
+@pytest.mark.parametrize("bad", [LONG, SCRIPT], ids=["contradictory", "unknown class"])
+def test_strict_or_named_tool_whose_schema_only_the_grammar_refuses_is_refused_by_its_path(
+    scripted: LocalServer, bad: dict[str, Any]
+) -> None:
+    name = bad["function"]["name"]
+    strict = {**bad, "function": {**bad["function"], "strict": True}}
+    path = "tools.1.function.parameters"
+
+    for answer in (
+        chat(scripted, tools=[GOOD, strict], tool_choice="required"),
+        chat(scripted, tools=[GOOD, strict]),
+        chat(scripted, tools=[GOOD, bad], tool_choice={"type": "function", "function": {"name": name}}),
+    ):
+        assert (answer.status, answer.error["param"]) == (400, path)
+        assert answer.error["message"].startswith(f"{path}: the schema of the tool {name!r} can't be used: ")
+
+
+def test_form_that_only_the_grammar_refuses_is_refused_by_its_path_beside_tools(
+    scripted: LocalServer,
+) -> None:
+    form = {"type": "json_schema", "json_schema": {"schema": LONG["function"]["parameters"]}}
+
+    answer = chat(scripted, tools=[GOOD], response_format=form)
+
+    assert (answer.status, answer.error["param"]) == (400, "response_format")
+    assert answer.error["message"].startswith("response_format.json_schema.schema: ")
+
+
 def test_schemas_of_a_request_are_looked_up_once(
     scripted: LocalServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -112,6 +112,16 @@ def test_demanded_call_is_in_the_models_form_and_parses(name: str, tokens: bool)
     assert calls_of(parse(reader, layout.with_calls.marks.marked(text))) == [CALLED]
 
 
+@pytest.mark.parametrize("name", DEMANDABLE)
+def test_demanded_call_of_a_tool_without_a_usable_schema_has_any_arguments(name: str) -> None:
+    use = ToolUse([WRITE], "required", parallel=False, paths=["tools.0"], schemas={})
+    grammar = grammar_of(name, PAST, use, None, tokens=False)
+    text = written_call(name).replace("3", "true")
+
+    assert accepts(name, grammar, text, tokens=False)
+    assert not accepts(name, grammar, text.replace("write", "erase"), tokens=False)
+
+
 @pytest.mark.parametrize("tokens", [False, True])
 @pytest.mark.parametrize("name", DEMANDABLE)
 def test_answer_with_tools_and_a_form_is_a_call_or_the_form(name: str, tokens: bool) -> None:
