@@ -71,7 +71,7 @@ async def count_tokens(
     any_length: count those of prompts that can't fit the context too, and before the request's cuts.
     """
     served = served_model(model, body.model, headers)
-    schemas = request_schemas(body, model.settings.strict_schemas)
+    schemas = request_schemas(body, model.layout, model.settings.strict_schemas)
     source = prompt_source(model, body, served.context, ignored_parts(model, body, schemas))
     if any_length:
         source = replace(source, any_length=True, cuts=())

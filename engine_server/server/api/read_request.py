@@ -62,7 +62,7 @@ def read_request(model: LoadedModel, body: GenerationRequest, headers: Mapping[s
     if style is not None and model.layout is not None:
         check_tools(model.layout, style, searches=beams is not None)
     check_reasoning_budget(model.layout, body)
-    schemas = request_schemas(body, model.settings.strict_schemas)
+    schemas = request_schemas(body, model.layout, model.settings.strict_schemas)
     ignored = ignored_parts(model, body, schemas)
     source = prompt_source(model, body, served.context, ignored)
     # Another engine can continue a stream of one sampled choice.

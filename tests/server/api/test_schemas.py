@@ -7,8 +7,13 @@ from typing import Any
 import jsonschema
 import pytest
 from local_server import LocalServer, serving
+from server.conversation.recorded_answers import our_layout
 
 from engine_server.server.api import schemas
+from engine_server.server.api.chat.request import ChatRequest
+from engine_server.server.api.generation_request import parse_request
+from engine_server.server.api.ignored import IgnoredPart
+from engine_server.server.http.errors import ApiError
 from engine_server.structured.schemas.together import SchemaCache
 
 MODEL = "smollm2"
@@ -195,6 +200,46 @@ def test_form_that_only_the_grammar_refuses_is_refused_by_its_path_beside_tools(
 
     assert (answer.status, answer.error["param"]) == (400, "response_format")
     assert answer.error["message"].startswith("response_format.json_schema.schema: ")
+
+
+def in_tags(*tools: dict[str, Any], choice: Any = "required") -> schemas.RequestSchemas:
+    """Return the schemas of a request to a model whose calls have a tag for each argument."""
+    fields = {"model": MODEL, "messages": QUESTION, "tools": tools, "tool_choice": choice}
+    body = parse_request(ChatRequest, json.dumps(fields).encode())
+    return schemas.request_schemas(body, our_layout("qwen3_coder"), strict=False)
+
+
+@pytest.mark.parametrize("name", ["two\nlines", "a>b", " edge", ""])
+def test_tool_with_a_property_that_no_tag_can_name_is_relaxed_or_refused(name: str) -> None:
+    odd = tool("odd", object_of(**{name: {"type": "string"}}))
+    path = f"tools.1.function.parameters.properties.{name}"
+
+    relaxed = in_tags(GOOD, odd)
+    with pytest.raises(ApiError, match="this model's calls can't have this name") as refused:
+        in_tags(GOOD, odd, choice={"type": "function", "function": {"name": "odd"}})
+
+    assert relaxed.relaxed == (IgnoredPart(path, "name"),)
+    assert relaxed.style and relaxed.style.tools
+    assert list(relaxed.style.tools.schemas or ()) == ["tools.0.function.parameters"]
+    assert refused.value.status == 400
+
+
+def test_alternatives_that_the_grammar_of_tags_leaves_out_are_named() -> None:
+    forms = [object_of(**{f"p{number}": {"type": "integer"}}) for number in range(17)]
+    texts = [{"type": "string", "pattern": f"^{number}$"} for number in range(17)]
+
+    many = in_tags(
+        tool("many", {"type": "object", "anyOf": forms}), tool("text", object_of(m={"anyOf": texts}))
+    )
+    few = in_tags(
+        tool("few", {"type": "object", "anyOf": forms[:16]}), tool("text", object_of(m={"anyOf": texts[:16]}))
+    )
+
+    assert [str(part) for part in many.relaxed] == [
+        "tools.0.function.parameters (too_many_alternatives)",
+        "tools.1.function.parameters.properties.m (too_many_alternatives)",
+    ]
+    assert few.relaxed == ()
 
 
 def test_schemas_of_a_request_are_looked_up_once(
