@@ -50,6 +50,8 @@ class Verdict(msgspec.Struct, array_like=True):
     number: int
     text: str | None = None
     error: str | None = None
+    # The trial was ended from outside, at a limit or by a fault of the machine, instead of by its own result.
+    ended: bool = False
     # The reasons why parts can't be used, by their index.
     faults: dict[int, str] = {}
 
@@ -136,7 +138,7 @@ class Trials:
             verdict = stream.read()
         _, status = os.waitpid(fork.process, 0)
         if not verdict:
-            verdict = msgspec.msgpack.encode(Verdict(fork.number, error=reason(status)))
+            verdict = msgspec.msgpack.encode(Verdict(fork.number, error=reason(status), ended=True))
         write_frame(sys.stdout.buffer, verdict)
         if self._num_forks == MAX_FORKS:
             self._selector.register(self._input, selectors.EVENT_READ)

@@ -32,6 +32,8 @@ class GrammarTrials:
         self._lock = threading.RLock()
         # By a hash of the descriptions of the grammar and its parts.
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
+        # Grammars whose trial was ended once. A stalled machine may have been the cause, so they are tried again.
+        self._ended_once: OrderedDict[bytes, None] = OrderedDict()
         self._line = TrialLine()
         # Writes may block until the process has room.
         self._writer = ThreadPoolExecutor(1, "grammar trials")
@@ -100,12 +102,21 @@ class GrammarTrials:
     def _finish(self, trial: PendingTrial, outcome: Verdict | Exception) -> None:
         """End a trial that was sent to the process, and begin the next."""
         with self._lock:
-            if not isinstance(outcome, Exception):
-                self._verdicts[trial.digest] = outcome
-                if len(self._verdicts) > MAX_VERDICTS:
-                    self._verdicts.popitem(last=False)
+            if isinstance(outcome, Verdict):
+                self._keep(trial.digest, outcome)
             self._end(trial, outcome)
             self._advance()
+
+    def _keep(self, digest: bytes, verdict: Verdict) -> None:
+        """Keep a verdict, but for that of a grammar whose trial was ended for the first time. The lock is held."""
+        if verdict.ended and digest not in self._ended_once:
+            self._ended_once[digest] = None
+            if len(self._ended_once) > MAX_VERDICTS:
+                self._ended_once.popitem(last=False)
+            return
+        self._verdicts[digest] = verdict
+        if len(self._verdicts) > MAX_VERDICTS:
+            self._verdicts.popitem(last=False)
 
     def _send(self, trial: PendingTrial) -> None:
         """Send a grammar to the process, and start another process if that has ended."""

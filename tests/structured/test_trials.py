@@ -208,6 +208,14 @@ def test_trial_leaves_the_line_with_the_last_request_that_wants_it(
     assert again.result(SECONDS).grammar()
 
 
+def test_grammar_whose_trial_ends_at_a_limit_is_tried_once_more(trials: GrammarTrials) -> None:
+    first, second = (trials.start(slow_grammar(500)).result(SECONDS) for _ in range(2))
+    third = trials.start(slow_grammar(500))
+
+    assert first.ended and second.ended and second is not first
+    assert third.done() and third.result() is second
+
+
 def test_equal_grammars_are_tried_once(trials: GrammarTrials) -> None:
     first = trials.start(StructuredOutputsParams(regex="x{3}"), "a")
     again = trials.start(StructuredOutputsParams(regex="x{3}", starts_after=[4]), "a")
