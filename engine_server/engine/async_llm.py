@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import weakref
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from engine_server.config import (
@@ -39,6 +39,7 @@ from engine_server.requests.pooling_params import PoolingParams
 from engine_server.requests.prompts import INPUT_REGISTRY, InputRegistry, PromptType
 from engine_server.requests.sampling_params import SamplingParams
 from engine_server.requests.stop_scope import StopScopeFactory
+from engine_server.requests.structured_outputs import StructuredOutputsParams
 from engine_server.requests.submission import Submission
 from engine_server.telemetry.engine_loggers import StatLoggers
 from engine_server.telemetry.loggers import StatLoggerBase
@@ -322,6 +323,22 @@ class AsyncLLM(CoreOperations):
         Raises InvalidRequestError if they would not fit an empty one either.
         """
         self._front_end.check_room(num_completions)
+
+    async def find_faults(
+        self,
+        grammar: StructuredOutputsParams,
+        parts: Callable[[], Sequence[StructuredOutputsParams]],
+        caller: ReportedCaller | None = None,
+    ) -> Mapping[int, str]:
+        """Try the grammar of a request that follows; return why parts of it can't be used, by index. {} if it can.
+
+        parts: returns grammars of the parts; called only if the grammar can't be used. All share the limits of one
+        trial; at a limit no part is named. Raises InvalidRequestError, QueueFullError, ShareUsedError.
+        """
+        verdict = await asyncio.wrap_future(self._front_end.start_trial(grammar, caller))
+        if verdict.error is not None:
+            verdict = await asyncio.wrap_future(self._front_end.start_trial(grammar, caller, parts()))
+        return verdict.faults
 
     async def pause_generation(self, *, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
         """Run no step until `resume_generation`; new requests wait.

@@ -144,14 +144,24 @@ class FrontEnd:
         Cancel it for a request that ends before. Raises InvalidRequestError, QueueFullError, ShareUsedError.
         """
         grammar = prepared.state.params.structured_outputs
-        if grammar is None:
-            return None
+        return None if grammar is None else self.start_trial(grammar, caller)
+
+    def start_trial(
+        self,
+        grammar: StructuredOutputsParams,
+        caller: ReportedCaller | None,
+        parts: Sequence[StructuredOutputsParams] = (),
+    ) -> Future[Verdict]:
+        """Return a grammar's verdict, once it has been tried, and its parts if it can't be used; see `GrammarTrials`.
+
+        Raises InvalidRequestError, QueueFullError, ShareUsedError.
+        """
         if self._trials is None:
             raise InvalidRequestError(
                 "structured outputs need a tokenizer and an end-of-sequence token, and this engine lacks one",
                 "structured_outputs",
             )
-        return self._trials.start(grammar, caller.id if caller else None)
+        return self._trials.start(grammar, caller.id if caller else None, parts)
 
     def set_grammar(self, prepared: PreparedRequest, verdict: Verdict) -> None:
         """Write a request's grammar, which has been tried, to its message. Raises InvalidRequestError."""

@@ -5,10 +5,14 @@ from collections.abc import Sequence
 from typing import NamedTuple, Self
 
 import msgspec
+import regex
 
 from engine_server.contract.quoting import quote
 from engine_server.requests import validation as valid
 from engine_server.requests.errors import InvalidRequestError
+
+# Bytes after a call's mark in which the name of its tool is looked for.
+NAME_BYTES = 512
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -39,6 +43,8 @@ class Reasoning(msgspec.Struct, kw_only=True, omit_defaults=True):
     start: empty if reasoning can't begin in the answer.
     end: at least one mark, of which the first ends reasoning that is ended by force.
     calls: exact marks that begin a call, and so end the reasoning.
+    called: pattern of the text after such a mark without which it begins no call, and is a part of the reasoning; None:
+        it always begins one.
     inside: the prompt ends within the reasoning.
     first: it precedes all else of the answer, in which marks of text are text.
     budget: maximum number of tokens without the marks, of all the answer's reasoning together; None: no limit.
@@ -49,6 +55,7 @@ class Reasoning(msgspec.Struct, kw_only=True, omit_defaults=True):
     start: list[Mark] = []
     end: list[Mark]
     calls: list[Mark] = []
+    called: str | None = None
     inside: bool = False
     first: bool = False
     budget: int | None = None
@@ -60,6 +67,8 @@ class Reasoning(msgspec.Struct, kw_only=True, omit_defaults=True):
             valid.refuse_value("end", self.end, "`list` of length >= 1")
         if not all(mark.exact for mark in self.calls):
             valid.refuse_value("calls", self.calls, "marks of one token")
+        if self.called is not None:
+            valid.text("called", self.called)
         self.inside = valid.flag("inside", self.inside)
         self.first = valid.flag("first", self.first)
         if self.budget is not None:
@@ -110,7 +119,12 @@ class ReasoningTracker:
         self.total = 0
         self._token_bytes = token_bytes
         self._starts = Marks.of(reasoning.start)
-        self._ends = Marks.of([*reasoning.end, *reasoning.calls])
+        self._called = reasoning.called if token_bytes else None
+        self._ends = Marks.of([*reasoning.end, *(reasoning.calls if self._called is None else ())])
+        # Tokens that may begin a call; the text since the latest, until it is clear; and the total before that one.
+        self._calls = Marks.of(reasoning.calls if self._called is not None else ()).token_ids
+        self._call: bytes | None = None
+        self._before_call = 0
         self._forced = reasoning.end[0].token_ids
         self._forced_bytes = [] if reasoning.end[0].exact else _prefixes(self._forced, token_bytes)
         # The bytes since the latest mark that may begin the next one, and where tokens that were counted begin in them.
@@ -138,6 +152,17 @@ class ReasoningTracker:
 
     def read(self, token_id: int) -> None:
         """Move by a token."""
+        if self.inside and token_id in self._calls:
+            self._call, self._before_call = b"", self.total
+            self._tail, self._counted = b"", []
+            self.total += 1
+            return
+        self._read_marks(token_id)
+        if self._call is not None:
+            self._read_call(self._token_bytes[token_id])
+
+    def _read_marks(self, token_id: int) -> None:
+        """Move by a token that begins no call."""
         if token_id in (self._ends if self.inside else self._starts).token_ids:
             self.inside = not self.inside
             self._tail, self._counted = b"", []
@@ -153,6 +178,17 @@ class ReasoningTracker:
             if self._tail.endswith(self._forced_bytes[length]):
                 return self._forced[length + 1]
         return self._forced[0]
+
+    def _read_call(self, added: bytes) -> None:
+        """Move by the bytes of a token behind a call's mark, which may have ended the reasoning there."""
+        assert self._call is not None
+        self._call += added
+        found = regex.match(str(self._called).encode(), self._call, partial=True)
+        if not self.inside or found is None or len(self._call) > NAME_BYTES:
+            self._call = None
+        elif not found.partial:
+            self.inside, self.total = False, self._before_call
+            self._call, self._tail, self._counted = None, b"", []
 
     def _may_begin(self, added: bytes) -> bool:
         """Return True if reasoning that is the first part of an answer may begin with the bytes of a token."""

@@ -98,7 +98,8 @@ class ReasoningPosition:
         reasoning = self._reasoning
         if self._may_begin_with is not None:
             calls = [mark for mark in reasoning.calls if self._may_begin_with(mark.token_ids[0])]
-            reasoning = msgspec.structs.replace(reasoning, calls=calls)
+            # The grammar sees to it that a tool is named.
+            reasoning = msgspec.structs.replace(reasoning, calls=calls, called=None)
         self._calls = frozenset(mark.token_ids[0] for mark in reasoning.calls)
         return ReasoningTracker(reasoning, self._token_bytes)
 

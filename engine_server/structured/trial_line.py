@@ -1,6 +1,7 @@
 """The order of trials of grammars: callers take turns, and each has a share of those that run and those that wait."""
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -25,6 +26,8 @@ class PendingTrial:
     caller: CallerId
     digest: bytes
     params: StructuredOutputsParams
+    # See `trial_process.Trial`.
+    parts: Sequence[StructuredOutputsParams] = ()
     # One for each of the requests.
     verdicts: list[Future[Verdict]] = field(default_factory=list)
 

@@ -12,6 +12,7 @@ import signal
 import struct
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -39,6 +40,8 @@ class Trial(msgspec.Struct, array_like=True):
 
     number: int
     params: StructuredOutputsParams
+    # Grammars of its parts, which are tried too if it can't be used.
+    parts: list[StructuredOutputsParams] = []
 
 
 class Verdict(msgspec.Struct, array_like=True):
@@ -47,6 +50,10 @@ class Verdict(msgspec.Struct, array_like=True):
     number: int
     text: str | None = None
     error: str | None = None
+    # The trial was ended from outside, at a limit or by a fault of the machine, instead of by its own result.
+    ended: bool = False
+    # The reasons why parts can't be used, by their index.
+    faults: dict[int, str] = {}
 
     def grammar(self) -> str:
         """Return the grammar. Raises InvalidRequestError."""
@@ -131,22 +138,22 @@ class Trials:
             verdict = stream.read()
         _, status = os.waitpid(fork.process, 0)
         if not verdict:
-            verdict = msgspec.msgpack.encode(Verdict(fork.number, error=reason(status)))
+            verdict = msgspec.msgpack.encode(Verdict(fork.number, error=reason(status), ended=True))
         write_frame(sys.stdout.buffer, verdict)
         if self._num_forks == MAX_FORKS:
             self._selector.register(self._input, selectors.EVENT_READ)
         self._num_forks -= 1
 
     def _try(self, trial: Trial) -> Verdict:
-        """Translate and compile a grammar within the limits."""
+        """Translate and compile a grammar, and its parts if it can't be used, within the limits for all together."""
         verdict = Verdict(trial.number)
 
         def compile_grammar() -> None:
             try:
-                verdict.text = grammar_text(trial.params, self._special)
-                self._compiler.walk(self._compiler.compile(verdict.text))
+                verdict.text = self._compile(trial.params)
             except GrammarError as error:
-                verdict.text, verdict.error = None, str(error)
+                verdict.error = str(error)
+                verdict.faults = self._faults(trial.parts)
 
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # of a crash
         limit_memory(TRIAL_STACK_BYTES + BYTES)
@@ -158,6 +165,22 @@ class Trials:
         if verdict.text is None and verdict.error is None:
             verdict.error = "the grammar can't be compiled"
         return verdict
+
+    def _compile(self, params: StructuredOutputsParams) -> str:
+        """Return a grammar as `Compiler.compile` takes it. Raises GrammarError for one that can't be used."""
+        text = grammar_text(params, self._special)
+        self._compiler.walk(self._compiler.compile(text))
+        return text
+
+    def _faults(self, parts: Sequence[StructuredOutputsParams]) -> dict[int, str]:
+        """Return the errors of the parts that can't be used, by their index."""
+        faults = {}
+        for index, part in enumerate(parts):
+            try:
+                self._compile(part)
+            except GrammarError as error:
+                faults[index] = str(error)
+        return faults
 
 
 def limit_memory(more: int) -> None:

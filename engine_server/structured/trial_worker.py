@@ -55,7 +55,7 @@ class TrialWorker:
         """Send a grammar to the process. Return False if it has ended, in which case `finish` isn't called."""
         assert self.process.stdin is not None
         number = next(self._numbers)
-        frame = msgspec.msgpack.encode(Trial(number, trial.params))
+        frame = msgspec.msgpack.encode(Trial(number, trial.params, list(trial.parts)))
         with self._lock:
             if self._trials is None or self.process.poll() is not None:
                 return False

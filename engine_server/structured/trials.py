@@ -4,6 +4,7 @@ import hashlib
 import threading
 import weakref
 from collections import OrderedDict
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
@@ -29,20 +30,32 @@ class GrammarTrials:
         self._vocabulary = vocabulary
         # Reentrant, since a verdict's callbacks may call `_withdraw`.
         self._lock = threading.RLock()
-        # By a hash of the grammar's description.
+        # By a hash of the descriptions of the grammar and its parts.
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
+        # Grammars whose trial was ended once. A stalled machine may have been the cause, so they are tried again.
+        self._ended_once: OrderedDict[bytes, None] = OrderedDict()
         self._line = TrialLine()
         # Writes may block until the process has room.
         self._writer = ThreadPoolExecutor(1, "grammar trials")
         self._worker: TrialWorker | None = None
 
-    def start(self, params: StructuredOutputsParams, caller: CallerId = None) -> Future[Verdict]:
+    def start(
+        self,
+        params: StructuredOutputsParams,
+        caller: CallerId = None,
+        parts: Sequence[StructuredOutputsParams] = (),
+    ) -> Future[Verdict]:
         """Return a grammar's verdict, once it has been tried. A request that no longer wants it cancels it.
+
+        parts: grammars of its parts, whose faults the verdict has if the grammar can't be used.
 
         Raises QueueFullError, or ShareUsedError if the caller has too many trials already.
         """
         description = msgspec.structs.replace(params, starts_after=None)
-        digest = hashlib.sha256(msgspec.msgpack.encode(description)).digest()
+        tried = hashlib.sha256(msgspec.msgpack.encode(description))
+        for part in parts:
+            tried.update(msgspec.msgpack.encode(part))
+        digest = tried.digest()
         verdict: Future[Verdict] = Future()
         with self._lock:
             if digest in self._verdicts:
@@ -51,7 +64,7 @@ class GrammarTrials:
                 return verdict
             trial = self._line.find(caller, digest)
             if trial is None:
-                trial = PendingTrial(caller, digest, description)
+                trial = PendingTrial(caller, digest, description, parts)
                 self._line.add(trial)
             trial.verdicts.append(verdict)
             self._advance()
@@ -89,12 +102,21 @@ class GrammarTrials:
     def _finish(self, trial: PendingTrial, outcome: Verdict | Exception) -> None:
         """End a trial that was sent to the process, and begin the next."""
         with self._lock:
-            if not isinstance(outcome, Exception):
-                self._verdicts[trial.digest] = outcome
-                if len(self._verdicts) > MAX_VERDICTS:
-                    self._verdicts.popitem(last=False)
+            if isinstance(outcome, Verdict):
+                self._keep(trial.digest, outcome)
             self._end(trial, outcome)
             self._advance()
+
+    def _keep(self, digest: bytes, verdict: Verdict) -> None:
+        """Keep a verdict, but for that of a grammar whose trial was ended for the first time. The lock is held."""
+        if verdict.ended and digest not in self._ended_once:
+            self._ended_once[digest] = None
+            if len(self._ended_once) > MAX_VERDICTS:
+                self._ended_once.popitem(last=False)
+            return
+        self._verdicts[digest] = verdict
+        if len(self._verdicts) > MAX_VERDICTS:
+            self._verdicts.popitem(last=False)
 
     def _send(self, trial: PendingTrial) -> None:
         """Send a grammar to the process, and start another process if that has ended."""

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_server.requests.errors import InvalidRequestError
-from engine_server.requests.reasoning import Mark, Reasoning, ReasoningTracker
+from engine_server.requests.reasoning import NAME_BYTES, Mark, Reasoning, ReasoningTracker
 
 # Each byte is a token of its value, and some texts are tokens.
 TEXTS = [
@@ -29,6 +30,7 @@ EXACT = Reasoning(
     end=[Mark("</think>", [CLOSE], exact=True)],
     calls=[Mark("<call>", [CALL], exact=True)],
 )
+CALLED = Reasoning(start=EXACT.start, end=EXACT.end, calls=EXACT.calls, called=r"\s*(?:now|nowhere)\(")
 SPELLED = Reasoning(
     start=[Mark("<think>", list(b"<think>"), exact=False)],
     end=[Mark("</think>", list(b"</think>"), exact=False), Mark("[/T]", list(b"[/T]"), exact=False)],
@@ -36,7 +38,7 @@ SPELLED = Reasoning(
 
 
 def opened(reasoning: Reasoning) -> Reasoning:
-    return Reasoning(start=reasoning.start, end=reasoning.end, calls=reasoning.calls, inside=True)
+    return msgspec.structs.replace(reasoning, inside=True)
 
 
 def read(reasoning: Reasoning, token_ids: Sequence[int]) -> ReasoningTracker:
@@ -67,6 +69,24 @@ def test_letters_of_a_mark_of_one_token_are_text() -> None:
 
 def test_call_ends_the_reasoning() -> None:
     assert position(read(opened(EXACT), [*b"ab", CALL, *b"c"])) == (2, False)
+
+
+@pytest.mark.parametrize("text", [b"now(", b" \nnowhere(x)"])
+def test_call_that_names_a_tool_ends_the_reasoning_at_its_mark(text: bytes) -> None:
+    assert position(read(opened(CALLED), [*b"ab", CALL, *text])) == (2, False)
+    assert position(read(opened(CALLED), [*b"ab", CALL, CALL, *text])) == (3, False)
+
+
+@pytest.mark.parametrize("text", [b"", b"no", b"nobody(", b"I now(", b"nowhere"])
+def test_mark_of_a_call_that_names_no_tool_is_reasoning(text: bytes) -> None:
+    token_ids = [*b"ab", CALL, *text]
+    assert position(read(opened(CALLED), token_ids)) == (len(token_ids), True)
+    assert position(read(opened(CALLED), [*token_ids, CLOSE, *b"now("])) == (len(token_ids), False)
+
+
+def test_name_of_a_tool_is_looked_for_in_limited_text() -> None:
+    token_ids = [CALL, *b" " * NAME_BYTES, *b"now("]
+    assert position(read(opened(CALLED), token_ids)) == (len(token_ids), True)
 
 
 def test_marks_of_text_are_found_in_tokens_that_merge_them_with_other_text() -> None:
@@ -109,6 +129,7 @@ def expected(reasoning: Reasoning, token_ids: Sequence[int]) -> tuple[int, bool]
 
 PIECES = st.one_of(
     st.sampled_from([BEGIN, CLOSE, DOT_CLOSE, THINK, BREAK, BEGINNING, REST, BOTH]).map(lambda one: [one]),
+    st.sampled_from([[CALL, *b"now("], [CALL, *b"now"], [*b"("]]),
     st.sampled_from([b"<think>", b"</think>", b"[/T]", b"</th", b"ink>", b"a", b"<"]).map(list),
 )
 
@@ -120,7 +141,11 @@ def test_count_is_that_of_the_whole_text(pieces: list[list[int]], inside: bool) 
     assert position(read(reasoning, token_ids)) == expected(reasoning, token_ids)
 
 
-@given(st.lists(PIECES, max_size=12), st.sampled_from([EXACT, SPELLED, opened(SPELLED)]), st.data())
+@given(
+    st.lists(PIECES, max_size=12),
+    st.sampled_from([EXACT, SPELLED, opened(SPELLED), opened(CALLED)]),
+    st.data(),
+)
 def test_position_does_not_depend_on_the_division_of_the_tokens(
     pieces: list[list[int]], reasoning: Reasoning, data: st.DataObject
 ) -> None:

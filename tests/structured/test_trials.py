@@ -125,6 +125,26 @@ def test_bad_grammar_is_refused_with_a_short_reason(trials: GrammarTrials, name:
     assert raised.value.parameter == "structured_outputs"
 
 
+def test_parts_of_a_bad_grammar_that_are_bad_themselves_are_named(trials: GrammarTrials) -> None:
+    good, bad = StructuredOutputsParams(regex="a"), StructuredOutputsParams(regex="(a")
+    parts = [good, bad, StructuredOutputsParams(regex="b")]
+
+    of_bad = trials.start(bad, parts=parts).result(SECONDS)
+    of_good = trials.start(good, parts=parts).result(SECONDS)
+
+    assert list(of_bad.faults) == [1] and of_bad.faults[1] == of_bad.error
+    assert of_good.grammar() and of_good.faults == {}
+
+
+@pytest.mark.more
+def test_parts_share_the_limits_of_one_trial(trials: GrammarTrials) -> None:
+    parts = [StructuredOutputsParams(**PATHOLOGICAL["remainders"])] * 3
+
+    verdict = trials.start(StructuredOutputsParams(regex="(a"), parts=parts).result(SECONDS)
+
+    assert "too complex" in str(verdict.error) and verdict.faults == {}
+
+
 @pytest.mark.parametrize("name", tiered(PATHOLOGICAL, "remainders", more=PATHOLOGICAL))
 def test_pathological_grammar_ends_at_a_limit_and_the_next_one_passes(
     trials: GrammarTrials, name: str
@@ -186,6 +206,14 @@ def test_trial_leaves_the_line_with_the_last_request_that_wants_it(
         assert kept is not None and left is None
     assert verdict(trials, StructuredOutputsParams(regex="next"))  # the line goes on with it
     assert again.result(SECONDS).grammar()
+
+
+def test_grammar_whose_trial_ends_at_a_limit_is_tried_once_more(trials: GrammarTrials) -> None:
+    first, second = (trials.start(slow_grammar(500)).result(SECONDS) for _ in range(2))
+    third = trials.start(slow_grammar(500))
+
+    assert first.ended and second.ended and second is not first
+    assert third.done() and third.result() is second
 
 
 def test_equal_grammars_are_tried_once(trials: GrammarTrials) -> None:

@@ -12,11 +12,13 @@ from engine_server.server.api.generation_request import GenerationRequest
 from engine_server.server.api.ignored import HEADER, header_value
 from engine_server.server.api.models import served_model
 from engine_server.server.api.plan_answer import plan_answer
-from engine_server.server.api.read_request import ignored_parts, prompt_source, read_request
+from engine_server.server.api.read_request import prompt_source, read_request
+from engine_server.server.api.unusable_schemas import unusable_schemas, without_schemas
 from engine_server.server.generation.generation import Generation
 from engine_server.server.generation.plan import AnswerIdentity
 from engine_server.server.generation.prompts import tokenize
 from engine_server.server.generation.render import Renderer, StreamEncoder, whole_answer
+from engine_server.server.generation.work import check_work
 from engine_server.server.http.event_stream import EventStream
 
 if TYPE_CHECKING:
@@ -37,10 +39,15 @@ async def create_answer(
 
     new_renderer: makes the renderer of the API.
     """
-    request = read_request(model, body, headers)
+    request, ignored = read_request(model, body, headers)
     prompts = await tokenize(model.engine, request.source, request.identity.created)
     check_prompt(request, prompts)
     plan = plan_answer(model, request, prompts)
+    check_work(model.engine, plan)
+    if unusable := await unusable_schemas(model, body, plan):
+        request = without_schemas(request, unusable)
+        plan = plan_answer(model, request, prompts)
+        ignored += unusable
     generation = Generation(model.engine, plan)
     renderer = new_renderer(model, body, request.identity)
     answer: Response
@@ -50,7 +57,7 @@ async def create_answer(
     else:
         answer = await whole_answer(generation, renderer)
     answer.headers[MODEL] = request.identity.fingerprint
-    if ignored := ignored_parts(model, body, request.source):
+    if ignored:
         answer.headers[HEADER] = header_value(ignored)
     return answer
 

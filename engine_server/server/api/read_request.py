@@ -6,7 +6,7 @@ import secrets
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -21,7 +21,7 @@ from engine_server.server.api.continuation import check_settings, refuse_continu
 from engine_server.server.api.deadline import deadline
 from engine_server.server.api.ignored import IgnoredPart, ignored_types
 from engine_server.server.api.models import served_model
-from engine_server.server.api.schemas import request_schemas
+from engine_server.server.api.schemas import RequestSchemas, request_schemas
 from engine_server.server.generation.plan import AnswerIdentity, AnswerRequest
 from engine_server.server.generation.prompts import PromptSource
 from engine_server.server.http.errors import ApiError, refusal
@@ -35,7 +35,15 @@ if TYPE_CHECKING:
     from engine_server.server.settings import ApiSettings
 
 
-def read_request(model: LoadedModel, body: GenerationRequest, headers: Mapping[str, str]) -> AnswerRequest:
+class ReadRequest(NamedTuple):
+    """A request that was checked."""
+
+    answer: AnswerRequest
+    # What is left out of the prompt, or has no effect on the answer.
+    ignored: list[IgnoredPart]
+
+
+def read_request(model: LoadedModel, body: GenerationRequest, headers: Mapping[str, str]) -> ReadRequest:
     """Return all that is known of an answer without tokens. Raises ApiError and InvalidRequestError."""
     served = served_model(model, body.model, headers)
     resume = resumed_stream(headers, body.model_extra or {}, served.fingerprint)
@@ -46,8 +54,10 @@ def read_request(model: LoadedModel, body: GenerationRequest, headers: Mapping[s
     if style is not None and model.layout is not None:
         check_tools(model.layout, style, searches=beams is not None)
     check_reasoning_budget(model.layout, body)
-    schemas = request_schemas(body, model.settings.strict_schemas)
+    schemas = request_schemas(body, model.layout, model.settings.strict_schemas)
     source = prompt_source(model, body, served.context)
+    ignored = ignored_parts(model, body, source, schemas)
+    ignored_types.warn(part.type for part in ignored)
     # Another engine can continue a stream of one sampled choice.
     continuable = body.streams and len(source) == 1 and beams is None and not body.prompt_only
     params = sampling_params(model, body, headers, resume, draws_seed=continuable and reports_tokens(headers))
@@ -66,7 +76,7 @@ def read_request(model: LoadedModel, body: GenerationRequest, headers: Mapping[s
     if reports and continuable:
         assert params.seed is not None
         report = TokenReport(params.seed, id=identity.id, created=identity.created)
-    return AnswerRequest(
+    answer = AnswerRequest(
         identity=identity,
         engine_id=identity.id if identity.id.endswith(unique) else f"{identity.id}-{unique}",
         source=source,
@@ -86,6 +96,7 @@ def read_request(model: LoadedModel, body: GenerationRequest, headers: Mapping[s
         report=report,
         reports_usage=reports and not continuable,
     )
+    return ReadRequest(answer, ignored)
 
 
 def sampling_params(
@@ -121,18 +132,18 @@ def prompt_source(model: LoadedModel, body: GenerationRequest, context: int) -> 
 
     context: the most tokens of prompt and answer.
     """
-    source = body.source(model.settings, model.answer_layout, context)
-    check_ignored(model, body, source)
-    return source
+    refuse_ignored(model.settings, body.ignored_tools, body.media)
+    return body.source(model.settings, model.answer_layout, context)
 
 
-def ignored_parts(model: LoadedModel, body: GenerationRequest, source: PromptSource) -> list[IgnoredPart]:
+def ignored_parts(
+    model: LoadedModel, body: GenerationRequest, source: PromptSource, schemas: RequestSchemas
+) -> list[IgnoredPart]:
     """Return what is left out of the prompt, or has no effect on the answer."""
     hints = () if limits_reasoning(model.layout) else body.reasoning_hints
     switches = () if model.answer_layout.switches_reasoning else body.reasoning_switches
-    relaxed = request_schemas(body, model.settings.strict_schemas).relaxed
     lost = [IgnoredPart(*part) for part in source.lost]
-    return [*body.ignored, *hints, *switches, *ignored_form(body), *lost, *relaxed]
+    return [*body.ignored, *hints, *switches, *ignored_form(body), *lost, *schemas.relaxed]
 
 
 def ignored_form(body: GenerationRequest) -> list[IgnoredPart]:
@@ -141,12 +152,6 @@ def ignored_form(body: GenerationRequest) -> list[IgnoredPart]:
     if use is None or use.choice != "required" or body.grammar is None:
         return []
     return [IgnoredPart(body.engine_fields["structured_outputs"], "demanded_call")]
-
-
-def check_ignored(model: LoadedModel, body: GenerationRequest, source: PromptSource) -> None:
-    """Log what is ignored. Raises ApiError 400 for a part that must not be."""
-    refuse_ignored(model.settings, body.ignored_tools, body.media)
-    ignored_types.warn(part.type for part in ignored_parts(model, body, source))
 
 
 def refuse_ignored(settings: ApiSettings, tools: Sequence[IgnoredPart], media: Sequence[MediaUse]) -> None:

@@ -10,15 +10,20 @@ import msgspec
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.structured_outputs import to_json
 from engine_server.server.api.ignored import IgnoredPart
+from engine_server.server.conversation.calls.narrowed import narrowed_parts
 from engine_server.server.http.errors import ApiError, refusal
 from engine_server.structured.errors import GrammarError
 from engine_server.structured.schema import parse_json
 from engine_server.structured.schemas.errors import SchemaError
+from engine_server.structured.schemas.relaxed import Relaxed
+from engine_server.structured.schemas.relaxed import refusal as refusal_of_part
 from engine_server.structured.schemas.together import SchemaCache
 
 if TYPE_CHECKING:
     from engine_server.requests.structured_outputs import StructuredOutputsParams
     from engine_server.server.api.generation_request import GenerationRequest
+    from engine_server.server.conversation.calls.form import CallForm
+    from engine_server.server.conversation.layout import Layout
     from engine_server.server.generation.tool_use import AnswerStyle, ToolUse
 
 CACHE = SchemaCache()
@@ -34,10 +39,10 @@ class RequestSchemas(NamedTuple):
     relaxed: tuple[IgnoredPart, ...] = ()
 
 
-def request_schemas(body: GenerationRequest, strict: bool) -> RequestSchemas:
+def request_schemas(body: GenerationRequest, layout: Layout | None, strict: bool) -> RequestSchemas:
     """Return a request's style and form with relaxed schemas. Raises ApiError 400.
 
-    strict: refuse what would be relaxed.
+    layout: that of the model's answers. strict: refuse what would be relaxed.
     """
     try:
         style, form = body.answer_style, body.grammar.params if body.grammar else None
@@ -51,9 +56,12 @@ def request_schemas(body: GenerationRequest, strict: bool) -> RequestSchemas:
     if not schemas:
         return RequestSchemas(style, form)
     try:
-        outcomes = CACHE.relax(schemas, strict)
+        outcomes = dict(CACHE.relax(schemas, strict))
     except OverflowError:
         raise ApiError(400, "a schema has a number of more than 64 bits") from None
+    if layout is not None and layout.call is not None:
+        tools = [path for path in outcomes if path != form_path]
+        outcomes |= {path: as_called(outcomes[path], layout.call, path, strict) for path in tools}
     relaxed: dict[IgnoredPart, None] = {}
     usable: dict[str, Any] = {}
     for path, outcome in outcomes.items():
@@ -80,6 +88,19 @@ def tool_schemas(use: ToolUse) -> dict[str, Any]:
         for path, tool in zip(use.paths, use.definitions, strict=False)
         if tool["function"]["name"] in names and (schema := tool["function"].get("parameters"))
     }
+
+
+def as_called(
+    outcome: Relaxed | SchemaError, form: CallForm, path: str, strict: bool
+) -> Relaxed | SchemaError:
+    """Return the outcome of a tool's schema with what the form of the model's calls adds to it."""
+    if isinstance(outcome, SchemaError):
+        return outcome
+    try:
+        parts = narrowed_parts(form, outcome.schema, path)
+    except SchemaError as error:
+        return error
+    return refusal_of_part(parts[0]) if strict and parts else outcome._replace(parts=(*outcome.parts, *parts))
 
 
 def needed_tools(use: ToolUse) -> set[str]:

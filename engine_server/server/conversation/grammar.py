@@ -5,7 +5,7 @@ It is written in llguidance's variant of Lark's syntax, with the form of the tex
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine_server.requests.structured_outputs import StructuredOutputsParams
 from engine_server.server.conversation.calls.dialect_grammar import any_rules
@@ -27,8 +27,6 @@ class AnswerGrammar:
     """The grammar of an answer."""
 
     params: StructuredOutputsParams
-    # It begins after the reasoning, whose marks are tokens; otherwise it has the reasoning as its first part.
-    after_reasoning: bool = False
     # White space may precede the answer's text.
     space_first: bool = False
     # The answer is calls or text of the form, after its reasoning, and nothing else.
@@ -54,6 +52,11 @@ def answer_grammar(
     if form is not None and calls is None and reasoning is None and channels is None:
         return AnswerGrammar(form)
     return GrammarWriter(layout, calls, form, channels).grammar(reasoning, inside=state.reasoning == "inside")
+
+
+def call_grammar(layout: Layout, use: ToolUse, name: str) -> StructuredOutputsParams:
+    """Return the grammar of a call of one tool, without its beginning. layout: one in which calls can be demanded."""
+    return GrammarWriter(layout, replace(use, choice="required", name=name), None, None).call()
 
 
 class GrammarWriter:
@@ -92,7 +95,14 @@ class GrammarWriter:
         params = StructuredOutputsParams(
             grammar="\n".join([f"start: {start}", *self._rules]), form=self._form
         )
-        return AnswerGrammar(params, after_reasoning=gated, space_first=gated and not free, demands=not free)
+        return AnswerGrammar(params, space_first=gated and not free, demands=not free)
+
+    def call(self) -> StructuredOutputsParams:
+        """Return the grammar of a call without its beginning."""
+        assert self._use is not None
+        return StructuredOutputsParams(
+            grammar="\n".join([f"start: {self._one_call(self._use)}", *self._rules])
+        )
 
     def _demanded(self) -> str:
         """Return an answer that is calls, or text of the form."""

@@ -10,6 +10,7 @@ import msgspec
 from engine_server.requests.reasoning import Reasoning
 from engine_server.requests.sampling_params import SamplingParams
 from engine_server.requests.stop_scope import StopScope
+from engine_server.server.conversation.calls.form import named_pattern
 from engine_server.server.conversation.grammar import answer_grammar
 from engine_server.server.conversation.layout import Layout
 from engine_server.server.conversation.reader import AnswerReader, ReadAnswer
@@ -39,6 +40,16 @@ class AnswerPlan:
         return None if answer is None else lambda: ContentScope(answer)
 
 
+def called_pattern(layout: Layout, style: AnswerStyle) -> str | None:
+    """Return the pattern of what follows a call's mark if it calls a tool of an answer; None if it is not known."""
+    if layout.call is None or not style.callable:
+        return None
+    beginning = layout.call.before + layout.call.beginning
+    mark = next((mark.text for mark in layout.call_marks if beginning.startswith(mark.text)), None)
+    names = [tool["function"]["name"] for tool in style.callable]
+    return None if mark is None else named_pattern(layout.call, mark, names)
+
+
 def plan_conversation(
     layout: Layout,
     start: AnswerStart,
@@ -64,6 +75,7 @@ def plan_conversation(
             start=list(marks.start),
             end=list(marks.end),
             calls=list(layout.call_marks) if calls else [],
+            called=called_pattern(layout, style),
             inside=state.reasoning == "inside",
             first=demands,
             budget=style.reasoning_budget,

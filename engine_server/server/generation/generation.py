@@ -17,7 +17,6 @@ from engine_server.server.generation.events import (
     TokenCounts,
 )
 from engine_server.server.generation.prompt_run import PromptRun, start_prompt
-from engine_server.server.generation.work import check_work
 
 if TYPE_CHECKING:
     from engine_server.contract.continuation import Resume
@@ -71,7 +70,6 @@ class Generation:
             await asyncio.wait(self._searches)
 
     async def _start(self, runs: list[PromptRun]) -> None:
-        check_work(self._engine, self._plan)
         request, prompts = self._plan.request, self._plan.prompts
         for index, prompt in enumerate(prompts):
             request_id = f"{request.engine_id}-{index}" if len(prompts) > 1 else request.engine_id

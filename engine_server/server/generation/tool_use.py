@@ -48,10 +48,12 @@ class ToolUse:
         return [tool for tool in self.definitions if self.name in (None, tool["function"]["name"])]
 
     def schema(self, tool: dict[str, Any]) -> Any:
-        """Return the schema of a tool's arguments as a grammar can enforce it; any object where it can't."""
+        """Return the schema of a tool's arguments as a grammar can enforce it; None where it can't: any arguments."""
+        parameters = tool["function"].get("parameters") or ANY_OBJECT
         if self.schemas is None:
-            return tool["function"].get("parameters") or ANY_OBJECT
-        return self.schemas.get(self.paths[self.definitions.index(tool)], ANY_OBJECT)
+            return parameters
+        path = self.paths[self.definitions.index(tool)]
+        return self.schemas.get(path, ANY_OBJECT if parameters is ANY_OBJECT else None)
 
     @property
     def validated(self) -> bool:

@@ -15,7 +15,10 @@ StringRules = tuple[StringRule, ...]
 
 
 def strings(schema: Any, meanings: Meanings) -> list[StringRules]:
-    """Return the bounds of the strings that a schema allows: a string keeps all those of one alternative."""
+    """Return the bounds of the strings that a schema allows: a string keeps all those of one alternative.
+
+    One more than MAX_ALTERNATIVES says that there are more.
+    """
     return [tuple(rule for one in parts if (rule := StringRule.of(one)) != StringRule()) for parts in conjunctions(
         schema, "string", meanings, ()
     )]  # fmt: skip
@@ -36,7 +39,7 @@ class ObjectForm:
 
 
 def objects(schema: Any, meanings: Meanings) -> list[ObjectForm]:
-    """Return the alternatives for an object."""
+    """Return the alternatives for an object. One more than MAX_ALTERNATIVES says that there are more."""
     return [object_form(parts) for parts in conjunctions(schema, "object", meanings, ())]
 
 
@@ -96,4 +99,4 @@ def conjunctions(
 def product(
     first: list[tuple[dict[str, Any], ...]], second: list[tuple[dict[str, Any], ...]]
 ) -> list[tuple[dict[str, Any], ...]]:
-    return [(*one, *other) for one in first for other in second][:MAX_ALTERNATIVES]
+    return [(*one, *other) for one in first for other in second][: MAX_ALTERNATIVES + 1]

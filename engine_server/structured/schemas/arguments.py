@@ -4,7 +4,13 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from engine_server.structured.schemas.alternatives import ObjectForm, StringRules, objects, strings
+from engine_server.structured.schemas.alternatives import (
+    MAX_ALTERNATIVES,
+    ObjectForm,
+    StringRules,
+    objects,
+    strings,
+)
 from engine_server.structured.schemas.errors import SchemaError
 from engine_server.structured.schemas.meaning import ANYTHING, Allowed, Meanings
 from engine_server.structured.schemas.relaxed import relax_keywords
@@ -34,8 +40,11 @@ class Arguments:
     def __init__(self, schema: Any) -> None:
         self._definitions = schema.get("$defs", {}) if isinstance(schema, dict) else {}
         self._meanings = Meanings(schema)
+        found = objects(schema, self._meanings)
         # Alternatives for all arguments together.
-        self.forms = objects(schema, self._meanings)
+        self.forms = found[:MAX_ALTERNATIVES]
+        # Some of them are left out.
+        self.lack_forms = len(found) > MAX_ALTERNATIVES
 
     def argument(self, form: ObjectForm, name: str) -> Argument:
         """Return what an argument of a form may be."""
@@ -44,7 +53,11 @@ class Arguments:
         others: Any = {"allOf": [schema], "type": sorted(allowed.types - {"string"})}
         if self._definitions:
             others["$defs"] = self._definitions
-        return Argument(allowed, strings(schema, self._meanings), others)
+        return Argument(allowed, strings(schema, self._meanings)[:MAX_ALTERNATIVES], others)
+
+    def lack_strings(self, form: ObjectForm, name: str) -> bool:
+        """Return True if some alternatives for the strings of an argument are left out."""
+        return len(strings(form.schema(name), self._meanings)) > MAX_ALTERNATIVES
 
     def allowed(self, name: str) -> Allowed:
         """Return what an argument may be in any form."""

@@ -93,7 +93,8 @@ def test_grammar_of_each_conversation_of_a_batch_has_the_reasoning_that_its_own_
     contents, reasons = zip(*(begun[index] for index in order), strict=True)
     messages = [[*REQUEST["messages"], {"role": "assistant", "content": content}] for content in contents]
     request = {**REQUEST, "messages": messages, "continue_final_message": True}
-    reasoning_server.post(f"{PATH}/batch", request | {"response_format": {"type": "json_object"}})
+    answer = reasoning_server.post(f"{PATH}/batch", request | {"response_format": {"type": "json_object"}})
+    assert answer.status == 200, answer.body
     grammars = [sent.params.structured_outputs for sent in reasoning_server.core.requests[-2:]]
     assert ["</think>" in str(grammar.grammar) for grammar in grammars] == list(reasons)
 

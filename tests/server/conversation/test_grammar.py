@@ -15,6 +15,8 @@ from engine_server.server.conversation.grammar import AnswerGrammar, answer_gram
 from engine_server.server.conversation.start import StartState
 from engine_server.server.generation.tool_use import ToolUse
 from engine_server.structured.description import grammar_text
+from engine_server.structured.schemas.formats import FORMATS as FORMAT_PATTERNS
+from engine_server.structured.schemas.keywords import FORMATS as ENFORCED
 
 PAST = StartState("past")
 UNDECIDED = StartState("undecided")
@@ -112,6 +114,50 @@ def test_demanded_call_is_in_the_models_form_and_parses(name: str, tokens: bool)
     assert calls_of(parse(reader, layout.with_calls.marks.marked(text))) == [CALLED]
 
 
+# Of each format a string that has it, and one that has not.
+FORMATTED = {
+    "date": ("2024-02-29", "2023-02-29"),
+    "time": ("12:30:59.5+01:00", "25:30:59Z"),
+    "date-time": ("2024-12-31T23:59:59Z", "2024-12-31"),
+    "duration": ("P1Y2M3DT4H5M6S", "P"),
+    "email": ("a.b+c@example.com", "example.com"),
+    "hostname": ("www.example.com", "-www"),
+    "ipv4": ("192.168.0.255", "192.168.0.256"),
+    "ipv6": ("2001:db8::ff00:42:8329", "1::2::3"),
+    "uuid": ("123e4567-e89b-12d3-a456-426614174000", "123e4567"),
+    "uri": ("https://example.com/a?b=c#d", "no uri"),
+}
+
+
+def test_every_enforced_format_is_tested() -> None:
+    assert FORMATTED.keys() == ENFORCED == FORMAT_PATTERNS.keys()
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm"])
+@pytest.mark.parametrize("format", FORMATTED)
+def test_string_in_a_tag_has_its_format(format: str, name: str) -> None:
+    book = tool("book", {"when": {"type": "string", "format": format}})
+    grammar = grammar_of(name, PAST, ToolUse([book], "required", parallel=False), None, tokens=False)
+    good, bad = (
+        FORMATS[name]["call"]["text"]
+        .replace("NAME", "book")
+        .replace("ARGUMENTS", FORMATS[name]["call"]["tag"].replace("KEY", "when").replace("VALUE", text))
+        for text in FORMATTED[format]
+    )
+    assert accepts(name, grammar, good, tokens=False)
+    assert not accepts(name, grammar, bad, tokens=False)
+
+
+@pytest.mark.parametrize("name", DEMANDABLE)
+def test_demanded_call_of_a_tool_without_a_usable_schema_has_any_arguments(name: str) -> None:
+    use = ToolUse([WRITE], "required", parallel=False, paths=["tools.0"], schemas={})
+    grammar = grammar_of(name, PAST, use, None, tokens=False)
+    text = written_call(name).replace("3", "true")
+
+    assert accepts(name, grammar, text, tokens=False)
+    assert not accepts(name, grammar, text.replace("write", "erase"), tokens=False)
+
+
 @pytest.mark.parametrize("tokens", [False, True])
 @pytest.mark.parametrize("name", DEMANDABLE)
 def test_answer_with_tools_and_a_form_is_a_call_or_the_form(name: str, tokens: bool) -> None:
@@ -131,7 +177,6 @@ def test_form_follows_reasoning_that_is_text(name: str) -> None:
     direct = "<|channel|>final<|message|>" if name == "gpt_oss" else ""
     undecided = grammar_of(name, UNDECIDED, None, FORM, tokens=False)
     inside = grammar_of(name, INSIDE, None, FORM, tokens=False)
-    assert undecided and not undecided.after_reasoning
 
     assert accepts(name, undecided, f"{start}Well, {VALID}{end}{after}{VALID}", tokens=False)
     assert accepts(name, undecided, direct + VALID, tokens=False)
@@ -145,10 +190,11 @@ def test_form_follows_reasoning_that_is_text(name: str) -> None:
     "name", [name for name in FORMATS if name != "gpt_oss" and our_layout(name).reasoning]
 )
 def test_form_begins_after_reasoning_whose_marks_are_tokens(name: str) -> None:
-    for state in (UNDECIDED, INSIDE):
+    start, end = reasoning_marks(name)
+    for state, reasoning in ((UNDECIDED, f"{start}Well.{end}"), (INSIDE, f"Well.{end}")):
         grammar = grammar_of(name, state, None, FORM, tokens=True)
-        assert grammar and grammar.after_reasoning
         assert accepts(name, grammar, f"\n\n{VALID}", tokens=True)
+        assert not accepts(name, grammar, reasoning + VALID, tokens=True)
         assert not accepts(name, grammar, "Well.", tokens=True)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +14,8 @@ from engine_server.server.generation.tool_use import ANY_OBJECT
 from engine_server.structured.schema import json_rule
 from engine_server.structured.schemas.arguments import Arguments
 
+WORD = re.compile(r"[\w.-]+", re.ASCII)
+JSON_PIECE = re.compile(r"\w+|[^\w\s]")
 # The name of an argument that no schema declares.
 ANY_KEY = r"/[\w.-]{1,128}/"
 
@@ -46,6 +50,28 @@ class CallForm:
     def end(self) -> str:
         """The text after the arguments."""
         return self.text.partition("ARGUMENTS")[2]
+
+
+def named_pattern(form: CallForm, mark: str, names: Iterable[str]) -> str:
+    """Return the pattern of what follows a call's first mark, as far as readers need it to know the tool.
+
+    mark: with which the call begins. White space may differ from that of the form; other words of the form, and what
+    JSON says of a type, may precede the name.
+    """
+    named = rf"(?:{'|'.join(map(re.escape, names))})\s*"
+    between = (form.before + form.beginning).removeprefix(mark)
+    if not between:
+        return rf"\s*{named}{after_name(form)}"
+    words = WORD.findall(f"{between} {form.middle} type function")
+    fill = rf"(?:(?:{'|'.join(map(re.escape, words))})?[^\w.-])*(?<={re.escape(between[-1])})"
+    return fill + named + after_name(form)
+
+
+def after_name(form: CallForm) -> str:
+    """Return the pattern of what follows the name of a tool in every spelling of a call."""
+    if form.middle.startswith('"'):  # up to the arguments, which readers of JSON wait for
+        return r"\s*".join(map(re.escape, JSON_PIECE.findall(form.middle))) + r"\s*\S"
+    return re.escape(form.middle[0]) if form.middle[:1] in (">", "[") else r"[^\w.-]"
 
 
 def call_rules(name: str, form: CallForm, tool: str, schema: Any | None, literals: Literals) -> list[str]:

@@ -14,6 +14,7 @@ from engine_server.server.conversation.calls.literals import Literals, quoted, t
 from engine_server.structured.schema import unmended_json_rule
 from engine_server.structured.schemas.alternatives import ObjectForm, StringRules
 from engine_server.structured.schemas.arguments import Argument, Arguments
+from engine_server.structured.schemas.formats import FORMATS
 from engine_server.structured.schemas.patterns import read_pattern
 
 SPACE = r"[\s\x1c-\x1f]*"
@@ -103,6 +104,7 @@ def string_terminals(bounds: StringRules, space: str, mark: str) -> tuple[list[s
     least = max((rule.min_length for rule in bounds), default=0)
     most = min((rule.max_length for rule in bounds if rule.max_length is not None), default=None)
     patterns = [f"/{pattern_regex(rule.pattern)}/" for rule in bounds if rule.pattern is not None]
+    patterns += [f"/{lark_regex(FORMATS[rule.format])}/" for rule in bounds if rule.format is not None]
     if patterns:
         kept = "(?s:.)" if mark[0] in "".join(patterns) else f"[^{escaped(mark[0])}]"
         return [*patterns, f"/{kept}{{{least},{'' if most is None else most}}}/"], space + mark
@@ -120,12 +122,15 @@ def escaped(text: str) -> str:
 def pattern_regex(pattern: str) -> str:
     """Return a regular expression for a whole string that has a match of a pattern."""
     ways = [
-        ("" if starts else "(?s:.*)")
-        + f"({llguidance.regex_to_lark(body, 'dw')})"
-        + ("" if ends else "(?s:.*)")
+        ("" if starts else "(?s:.*)") + f"({lark_regex(body)})" + ("" if ends else "(?s:.*)")
         for starts, body, ends in read_pattern(pattern).alternatives
     ]
     return "|".join(ways)
+
+
+def lark_regex(text: str) -> str:
+    """Return a regular expression in Lark's syntax."""
+    return str(llguidance.regex_to_lark(text, "dw"))
 
 
 def listed_texts(argument: Argument, mark: str) -> list[str]:

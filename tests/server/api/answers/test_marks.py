@@ -77,6 +77,14 @@ def test_call_of_an_offered_tool_ends_open_thoughts(thinking: LocalServer, api: 
     assert reply.reasoning_tokens == len(thinking.tokens("I should paint."))
 
 
+@pytest.mark.parametrize("thinking", ["tokens"], indirect=True)
+def test_call_of_no_offered_tool_is_counted_with_the_thoughts(thinking: LocalServer) -> None:
+    thought = f"I could {CALL.replace('paint', 'dance')} today."
+    reply = replies(thinking, CHAT, f"{thought}</think>Blue.", tools=TOOLS, **ON)
+    assert (reply.reasoning, reply.content, reply.calls) == (thought, "Blue.", [])
+    assert reply.reasoning_tokens == len(thinking.tokens(thought))
+
+
 @pytest.mark.parametrize("thinking", ["text"], indirect=True)
 def test_call_within_thoughts_is_quoted_where_its_marks_are_text(thinking: LocalServer) -> None:
     reply = replies(thinking, CHAT, f"I could {CALL}</think>Blue.", tools=TOOLS, **ON)
