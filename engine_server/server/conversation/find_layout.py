@@ -62,10 +62,12 @@ def with_regions(layout: Layout, tokenizer: Any, template: dict[str, Any]) -> La
     """Return a layout with the regions of a response template. Raises ValueError for an invalid one."""
     channels = layout.channels
     try:
-        with_calls = read_regions(tokenizer, template, channels)
+        with_calls = read_regions(added_tokens(tokenizer), template, channels)
         textual = without_field(template, CALL_FIELD)
         without = channels and replace(channels, calls=False)
-        without_calls = read_regions(tokenizer, textual, without) if textual["fields"] else AnswerRegions()
+        without_calls = (
+            read_regions(added_tokens(tokenizer), textual, without) if textual["fields"] else AnswerRegions()
+        )
     except ValueError as error:
         raise ValueError(f"invalid response template of {layout.name}: {error}") from None
     marks = reasoning_marks(tokenizer, template, channels, with_calls.marks)
@@ -244,3 +246,7 @@ def read_template(file: Path) -> dict[str, Any]:
     if not isinstance(template, dict):
         raise ValueError(f"the response template {file} is not an object")
     return template
+
+
+def added_tokens(tokenizer: Any) -> dict[int, str]:
+    return {token_id: token.content for token_id, token in tokenizer.added_tokens_decoder.items()}
