@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from engine_server.server.conversation.channels import Channels
     from engine_server.server.conversation.regions import Region
 
+# The forms of ids of calls that chat templates demand: nine letters and digits, or `functions.NAME:INDEX`.
+CallIds = Literal["short", "functions"]
+
 
 @dataclass(frozen=True)
 class AnswerRegions:
@@ -59,7 +62,7 @@ class Layout:
     # None where calls can't be demanded.
     call: CallForm | None = None
     channels: Channels | None = None
-    call_id: Literal["short"] | None = None
+    call_id: CallIds | None = None
     # The response template as plain data, with our additions.
     data: Mapping[str, Any] | None = None
     # The chat template has a place for tools.
@@ -68,6 +71,8 @@ class Layout:
     text_arguments: bool = False
     # It takes them as an object alone, and fails on text.
     object_arguments: bool = False
+    # Why formats of calls were not used, for a person.
+    refusals: tuple[str, ...] = ()
 
     @property
     def calls_tools(self) -> bool:

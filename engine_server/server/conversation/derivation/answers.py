@@ -98,4 +98,4 @@ class AnswerSource:
         values = [
             self._value(self._random.choice(kinds), depth + 1) for _ in range(self._random.randint(0, 2))
         ]
-        return values if kind == "array" else dict(zip(("x", "y z"), values, strict=False))
+        return values if kind == "array" else dict(zip(("x", "y_z"), values, strict=False))

@@ -8,14 +8,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine_server.server.conversation.derivation.pieces import common_end, common_start
-from engine_server.server.conversation.derivation.probes import KEYS, NAMES, VALUES, Answer, Arguments, Probes
+from engine_server.server.conversation.derivation.probes import (
+    KEYS,
+    NAMES,
+    VALUES,
+    Answer,
+    Arguments,
+    Probes,
+    UnknownFormError,
+)
 
 NUMBER = 7316
 NESTED = {"deep": [True, None, {"x": 1}]}
-
-
-class UnknownFormError(Exception):
-    """A template prints calls in a way for which there is no form here."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine_server.server.conversation.calls.form import IDENTIFIER, INDEX
-from engine_server.server.conversation.derivation.arguments import ArgumentForm, UnknownFormError
+from engine_server.server.conversation.derivation.arguments import ArgumentForm
 from engine_server.server.conversation.derivation.pieces import common_end, common_start, pieces
-from engine_server.server.conversation.derivation.probes import KEYS, NAMES, VALUES, Answer, Probes
+from engine_server.server.conversation.derivation.probes import (
+    CALL,
+    NAMES,
+    TWO_CALLS,
+    Answer,
+    Probes,
+    UnknownFormError,
+)
 
-ONE = {KEYS[0]: VALUES[0]}
-OTHER = {KEYS[1]: VALUES[1]}
+(_, ONE), (_, OTHER) = TWO_CALLS
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +65,7 @@ class AroundContent:
 
 def derive_texts(probes: Probes, form: ArgumentForm, around: AroundContent) -> CallTexts:
     """Return the texts of calls. Raises UnknownFormError."""
-    two = probes.render(Answer(calls=((NAMES[0], ONE), (NAMES[1], OTHER))))
+    two = probes.render(Answer(calls=TWO_CALLS))
     if two is None or NAMES[1] not in two.text:
         return texts_of_one(probes, form, around)
     if two.text.count(NAMES[0]) != 1 or two.text.count(NAMES[1]) != 1:
@@ -87,7 +93,7 @@ def derive_texts(probes: Probes, form: ArgumentForm, around: AroundContent) -> C
 
 def texts_of_one(probes: Probes, form: ArgumentForm, around: AroundContent) -> CallTexts:
     """Return the texts of calls for a template that prints one in an answer."""
-    one = probes.render(Answer(calls=((NAMES[0], ONE),)))
+    one = probes.render(Answer(calls=CALL))
     if one is None or one.text.count(NAMES[0]) != 1:
         raise UnknownFormError("the name of a call is printed twice")
     first, middle, rest = divided(one.text, form, NAMES[0], ONE, probes.call_id(0, NAMES[0]))

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine_server.server.conversation.calls.form import FIND_HOLE, IDENTIFIER, INDEX
-from engine_server.server.conversation.derivation.arguments import TagArguments, UnknownFormError
+from engine_server.server.conversation.derivation.arguments import TagArguments
 from engine_server.server.conversation.derivation.calls import CallTexts
 from engine_server.server.conversation.derivation.pieces import marks_in
+from engine_server.server.conversation.derivation.probes import UnknownFormError
 
 NAME = r"(?P<name>[\w.-]{1,256})"
 # The patterns of what differs from call to call.

@@ -25,6 +25,10 @@ SWITCHES = ("enable_thinking", "thinking")
 Arguments = Mapping[str, Any]
 
 
+class UnknownFormError(Exception):
+    """A template prints answers in a way for which there is no form here."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """An answer as its parts. A part that is empty is left out."""
@@ -138,6 +142,7 @@ def common_header(answer: str, opening: str) -> str:
 
 
 CALL = ((NAMES[0], {KEYS[0]: VALUES[0]}),)
+TWO_CALLS = (*CALL, (NAMES[1], {KEYS[1]: VALUES[1]}))
 
 
 def tool(name: str, properties: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,6 +44,10 @@ class ReasoningForm:
     # The prompt alone has its beginning.
     only_in_prompt: bool = False
 
+    @property
+    def pair(self) -> tuple[str, str]:
+        return self.open, self.close
+
 
 def derive_reasoning(probes: Probes) -> ReasoningForm | None:
     """Return the delimiters of the reasoning of a template's answers; None if they have none."""
@@ -91,9 +95,6 @@ def opening(probes: Probes, header: str, before: str, close: str) -> str:
 
     A mark in the header that an answer without reasoning closes begins an empty one; others are those of the turn.
     """
-    marks = marks_in(before)
-    if marks:
-        return before[before.rindex(marks[-1]) :].strip()
     if before.strip():
         return before.strip()
     ends = marks_in(header)

@@ -27,6 +27,8 @@ class Case:
     reasoning: str = THOUGHTS
     opening: str = ""
     wrapper: tuple[str, str] = ("", "")
+    # The format of ours that reads its answers.
+    written: str | None = None
 
     @property
     def template(self) -> ChatTemplate:
@@ -51,6 +53,7 @@ CASES = {
     "objects in marks": Case(
         f"{EACH}\n<tool_call>\n{JSON_CALL}\n</tool_call>{{% endfor %}}",
         '<tool_call>\n{"name": "NAME", "arguments": ARGUMENTS}\n</tool_call>',
+        written="hermes",
     ),
     "list of objects": Case(
         f"<calls>[{EACH}{JSON_CALL}{{{{ ', ' if not loop.last }}}}{{% endfor %}}]</calls>",
@@ -93,6 +96,7 @@ CASES = {
         + TAGS.replace("TAG", f"<parameter={{{{ key }}}}>\n{VALUE}\n</parameter>\n")
         + "</function>\n</tool_call>{% endfor %}",
         "<tool_call>\n<function=NAME>\nARGUMENTS</function>\n</tool_call>",
+        written="qwen3_coder",
     ),
     "tags with types": Case(
         f'\n<calls>{EACH}\n<invoke name="{{{{ f.name }}}}">\n'
@@ -117,11 +121,13 @@ CASES = {
         '<tool_call>{"name": "NAME", "arguments": ARGUMENTS}</tool_call>',
         reasoning="{% if message.reasoning_content %}{{ message.reasoning_content }}\n[FINAL ANSWER]\n{% endif %}",
         opening="These are my thoughts:\n",
+        written="hermes",
     ),
     "reasoning left empty": Case(
         f"{EACH}<tool_call>{JSON_CALL}</tool_call>{{% endfor %}}",
         '<tool_call>{"name": "NAME", "arguments": ARGUMENTS}</tool_call>',
         reasoning="<think>\n{{ message.reasoning_content }}\n</think>\n\n",
         opening="<think>\n",
+        written="hermes",
     ),
 }

@@ -76,7 +76,7 @@ def test_template_without_a_form_says_why(calls: str, reason: str) -> None:
 
 def test_template_without_tools_has_no_form() -> None:
     found = derive(ChatTemplate("{% for message in messages %}{{ message.content }}{% endfor %}"))
-    assert found == NotDerived("the template takes no tools")
+    assert found == NotDerived("the template prints no calls")
 
 
 def test_template_whose_text_changes_with_the_answer_is_not_proven() -> None:
