@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from engine_server.server.loaded_model import LoadedModel
     from engine_server.server.settings import ApiSettings
 
+# Of each reason why a form of calls is not used.
+REFUSAL_CHARACTERS = 200
+
 
 class ReadRequest(NamedTuple):
     """A request that was checked."""
@@ -192,7 +195,8 @@ def check_tools(layout: Layout, style: AnswerStyle, searches: bool) -> None:
         message = (
             "the form of this model's tool calls is not known; start the server with --response-template"
         )
-        raise ApiError(400, message, param="tools")
+        tried = "; ".join(reason[:REFUSAL_CHARACTERS] for reason in layout.refusals)
+        raise ApiError(400, f"{message} (tried: {tried})" if tried else message, param="tools")
     if use.choice == "required" and layout.call is None:
         message = "a tool call can't be demanded in the form of this model's calls; use the tool_choice auto"
         raise ApiError(400, message, param="tool_choice")

@@ -1,195 +1,111 @@
-"""The layout of a model's answers, from a file, its tokenizer or our formats."""
+"""The layout of a model's answers, from a file, its tokenizer, our formats or its chat template."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import msgspec
 import yaml
 
-from engine_server.requests.reasoning import Mark
+from engine_server.server.conversation.build_layout import with_regions
 from engine_server.server.conversation.calls.form import CallForm
-from engine_server.server.conversation.channels import Channels
-from engine_server.server.conversation.layout import AnswerRegions, Layout, ReasoningMarks
-from engine_server.server.conversation.marks import MarkTokens
-from engine_server.server.conversation.response_template import CALL_FIELD, REASONING_FIELDS, read_regions
+from engine_server.server.conversation.derivation.derive import Derived, NotDerived
+from engine_server.server.conversation.derivation.facts import TemplateFacts, facts_of
+from engine_server.server.conversation.formats import (
+    Entry,
+    fitted,
+    format_in_words,
+    response_template,
+    written_formats,
+)
+from engine_server.server.conversation.layout import Layout
 from engine_server.server.conversation.template.chat_template import ChatTemplate
-from engine_server.server.conversation.template.openings import SWITCHES, USER_TURNS, opening_of
-from engine_server.server.conversation.template.probe import capabilities_of
 
-FORMATS = "formats.yaml"
-# The end of an opening within the reasoning, and after an empty one.
-MARK = r"(?P<bracket>[<\[])(?P<name>[A-Za-z][\w:-]*)(?P<end>[>\]])"
-OPENED = re.compile(rf"{MARK}\s*$")
-LEFT_EMPTY = re.compile(rf"{MARK}\s*(?P=bracket)/(?P=name)(?P=end)\s*$")
+# A file with one of these keys is a format of ours, and no response template of transformers.
+OURS = {"template", "channels", "call"}
 
 
-def find_layout(tokenizer: Any, file: Path | None) -> Layout:
-    """Return the layout that `file` has, else the tokenizer's own, else ours. Raises ValueError for a bad template."""
-    template_of_chats = ChatTemplate.of(tokenizer)
-    chat_template, takes_tools = template_of_chats.text, template_of_chats.takes_tools
-    name, ours = our_format(chat_template, takes_tools)
-    capabilities = capabilities_of(template_of_chats)
-    if not takes_tools:
-        capabilities = msgspec.structs.replace(capabilities, calls=False, results=False)
-    channels = Channels(**ours["channels"]) if "channels" in ours else None
-    if file is not None:
-        name, channels = str(file), None
-        template: dict[str, Any] | None = read_template(file)
-    elif getattr(tokenizer, "response_template", None):
-        name, channels, template = "the tokenizer's own", None, tokenizer.response_template
-    elif channels is not None:
-        template = channels.template()
-    else:
-        template = our_template(template_of_chats, ours)
-    layout = Layout(
-        name=name,
-        call=CallForm(**ours["call"]) if "call" in ours else None,
-        channels=channels,
-        call_id=ours.get("call_id"),
-        data=template,
-        takes_tools=takes_tools,
-        variables=template_of_chats.variables,
-        capabilities=capabilities,
-    )
-    return layout if template is None else with_regions(layout, tokenizer, template)
+class Format(NamedTuple):
+    """A format of answers, and where it is from."""
+
+    source: str
+    entry: Entry
 
 
-def with_regions(layout: Layout, tokenizer: Any, template: dict[str, Any]) -> Layout:
-    """Return a layout with the regions of a response template. Raises ValueError for an invalid one."""
-    channels = layout.channels
-    try:
-        with_calls = read_regions(tokenizer, template, channels)
-        textual = without_field(template, CALL_FIELD)
-        without = channels and replace(channels, calls=False)
-        without_calls = read_regions(tokenizer, textual, without) if textual["fields"] else AnswerRegions()
-    except ValueError as error:
-        raise ValueError(f"invalid response template of {layout.name}: {error}") from None
-    marks = reasoning_marks(tokenizer, template, channels, with_calls.marks)
-    return replace(
-        layout,
-        with_calls=with_calls,
-        without_calls=without_calls,
-        reasoning=marks,
-        call_marks=call_marks(with_calls),
-    )
+def find_layout(tokenizer: Any, file: Path | None, facts: TemplateFacts | None = None) -> Layout:
+    """Return the layout that `file` has, else the first that another source has. Raises ValueError for a bad file.
 
-
-def call_marks(regions: AnswerRegions) -> tuple[Mark, ...]:
-    """Return the tokens that begin a call, in the reasoning too."""
-    found = {
-        first: Mark(regions.marks.plain(first), [regions.marks.token_of_character(first)], True)
-        for region in regions.regions
-        if region.interrupts and region.open is not None
-        for first in region.open.first_characters
-    }
-    return tuple(found.values())
-
-
-def our_template(chat_template: ChatTemplate, ours: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the response template of one of our formats, with the reasoning that the chat template has."""
-    template: dict[str, Any] | None = ours.get("template")
-    if template and ours.get("reasoning_mark", "\0") not in chat_template.text:
-        template = without_field(template, REASONING_FIELDS[0])
-    if template is None or REASONING_FIELDS[0] not in template["fields"]:
-        found = reasoning_of_openings(chat_template)
-        if found is not None:
-            fields = template["fields"] if template else {"content": {}}
-            template = {
-                "start_anchor": "\0",
-                **(template or {}),
-                "fields": {REASONING_FIELDS[0]: found, **fields},
-            }
-    return template and {"start_anchor": "\0", **template}
-
-
-def reasoning_of_openings(chat_template: ChatTemplate) -> dict[str, str] | None:
-    """Return the delimiters of a reasoning that the chat template opens or leaves empty; None if there is none."""
-    for switch in SWITCHES:
-        on, off = (opening_of(chat_template, USER_TURNS, {switch: value}) for value in (True, False))
-        if on is None or off is None or on == off:
-            continue
-        opened, left_empty = OPENED.search(on), LEFT_EMPTY.search(off)
-        if opened is not None and not off.endswith(opened[0]):
-            return pair_of_marks(opened)
-        if left_empty is not None:
-            return pair_of_marks(left_empty)
-    return None
-
-
-def pair_of_marks(found: re.Match[str]) -> dict[str, str]:
-    bracket, name, end = found.group("bracket", "name", "end")
-    return {"open": f"{bracket}{name}{end}", "close": f"{bracket}/{name}{end}"}
-
-
-def reasoning_marks(
-    tokenizer: Any, template: Mapping[str, Any], channels: Channels | None, marks: MarkTokens
-) -> ReasoningMarks | None:
-    """Return the delimiters of the reasoning of a response template; None if it has none, or patterns."""
-    if channels is not None:
-        start, end = [channels.reasoning_start], channels.end
-    else:
-        field = next((template["fields"][key] for key in REASONING_FIELDS if key in template["fields"]), None)
-        if field is None or not field.get("close"):
-            return None
-        start, end = as_list(field.get("open") or []), as_list(field["close"])
-    others = [
-        text for key, one in template["fields"].items() if key not in REASONING_FIELDS for text in texts(one)
-    ]
-    return ReasoningMarks(
-        tuple(mark_of(tokenizer, text, marks, others) for text in start),
-        tuple(mark_of(tokenizer, text, marks, others=None) for text in end),
-    )
-
-
-def mark_of(tokenizer: Any, text: str, marks: MarkTokens, others: list[str] | None) -> Mark:
-    """Return a delimiter of the reasoning.
-
-    others: the delimiters of other regions, for a beginning of which the first token is enough where no other has it.
+    facts: those of the tokenizer's chat template; None to find them here.
     """
-    token_ids = list(tokenizer(text, add_special_tokens=False).input_ids)
-    marked = marks.marked(text)
-    exact = not marks.spelled and marks.begins(marked) and len(marked) == 1
-    if not exact and not marks.spelled and others is not None and marks.begins(marked):
-        first = marks.plain(marked[0])
-        if not any(first in other.replace("\\", "") for other in others):
-            return Mark(first, [token_ids[0]], True)
-    return Mark(text, token_ids[:1] if exact else token_ids, exact)
-
-
-def texts(field: Mapping[str, Any]) -> list[str]:
-    """Return the beginnings of a region, texts or patterns."""
-    return as_list(field.get("open") or field.get("open_pattern") or [])
-
-
-def as_list(value: str | list[str]) -> list[str]:
-    return [value] if isinstance(value, str) else list(value)
-
-
-def without_field(template: Mapping[str, Any], name: str) -> dict[str, Any]:
-    return {**template, "fields": {key: field for key, field in template["fields"].items() if key != name}}
-
-
-def our_format(chat_template: str, takes_tools: bool) -> tuple[str, dict[str, Any]]:
-    """Return the first of our formats whose marks are in a chat template; for one without tools that in words."""
-    formats: dict[str, dict[str, Any]] = yaml.safe_load(
-        files(__package__).joinpath(FORMATS).read_text("utf-8")
+    template = ChatTemplate.of(tokenizer)
+    facts = facts_of(template) if facts is None else facts
+    found = find_format(template, facts, file, getattr(tokenizer, "response_template", None))
+    layout = Layout(
+        name=found.source,
+        call=call_form(found),
+        call_id=found.entry.get("call_id"),
+        takes_tools=template.takes_tools,
+        variables=template.variables,
+        capabilities=facts.capabilities,
+        refusals=refusals(facts),
     )
-    for name, found in formats.items():
-        if all(mark in chat_template for mark in found["marks"]):
-            return name, found
-    if chat_template and not takes_tools:
-        return next((name, found) for name, found in formats.items() if found.get("in_words"))
-    return "plain text", {}
+    if not found.entry.keys() & {"template", "channels"}:
+        return layout
+    data, channels = response_template(found.entry)
+    return with_regions(
+        replace(layout, data=data, channels=channels),
+        template.added_tokens,
+        lambda text: tokenizer(text, add_special_tokens=False).input_ids,
+    )
 
 
-def read_template(file: Path) -> dict[str, Any]:
-    """Return the response template in a file, which is JSON or YAML."""
+def find_format(
+    template: ChatTemplate, facts: TemplateFacts, file: Path | None, own: Mapping[str, Any] | None
+) -> Format:
+    """Return the format of a model's answers. own: the tokenizer's response template."""
+    found = format_of_template(template, facts)
+    if file is not None:
+        given = read_file(file)
+        return Format(str(file), given if OURS & given.keys() else with_template(found.entry, given))
+    return found if own is None else Format("the tokenizer's own", with_template(found.entry, own))
+
+
+def format_of_template(template: ChatTemplate, facts: TemplateFacts) -> Format:
+    """Return the format of the answers that a chat template prints, or asks for."""
+    name = facts.written
+    if name is None and template.text and not template.takes_tools and isinstance(facts.form, NotDerived):
+        name = format_in_words()
+    if name is not None:
+        return Format(name, fitted(written_formats()[name], template.text, facts.reasoning))
+    if isinstance(facts.form, Derived):
+        return Format("derived", facts.form.entry)
+    return Format("plain text", fitted({}, "", facts.reasoning) if facts.reasoning else {})
+
+
+def with_template(entry: Entry, template: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a format with another response template."""
+    return {**{key: value for key, value in entry.items() if key != "channels"}, "template": template}
+
+
+def call_form(found: Format) -> CallForm | None:
+    """Return the form of the calls of a format. Raises ValueError for an invalid one."""
+    call = found.entry.get("call")
+    try:
+        return None if call is None else CallForm(**call)
+    except TypeError as error:
+        raise ValueError(f"invalid form of calls of {found.source}: {error}") from None
+
+
+def refusals(facts: TemplateFacts) -> tuple[str, ...]:
+    """Return why formats were not used, for a person."""
+    derived = (f"derived: {facts.form.reason}",) if isinstance(facts.form, NotDerived) else ()
+    return (*(f"{name}: {reason}" for name, reason in facts.refuted.items()), *derived)
+
+
+def read_file(file: Path) -> dict[str, Any]:
+    """Return the format or the response template in a file, which is JSON or YAML."""
     try:
         template = yaml.safe_load(file.read_text("utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from engine_server.requests.structured_outputs import StructuredOutputsParams
 from engine_server.server.conversation.calls.dialect_grammar import any_rules
-from engine_server.server.conversation.calls.form import call_rules
+from engine_server.server.conversation.calls.form import call_rules, fixed_text
 from engine_server.server.conversation.calls.literals import Literals, pattern_of
 from engine_server.server.conversation.channels import Channels
 from engine_server.server.conversation.layout import Layout, ReasoningMarks
@@ -125,7 +125,7 @@ class GrammarWriter:
             more = f"({calls} TEXT)*" if self._use.parallel else f"{calls}?"
             return f"{first_text} {more}"
         # A lazy rule ends at the first occurrence of the beginning.
-        trigger = self._literals.write(beginning)
+        trigger = fixed_text(beginning, self._literals)
         self._rules += [f"found_first[lazy]: {first_text} {trigger}", f"found[lazy]: TEXT {trigger}"]
         call = f"{self._one_call(self._use)} {self._literals.write(self._calls.after)}"
         more = f"(found {call})* TEXT" if self._use.parallel else ""
@@ -143,7 +143,8 @@ class GrammarWriter:
         """Return one call, or several where the answer may have them."""
         assert self._calls is not None
         form, write = self._calls, self._literals.write
-        call = self._one_call(use) if form.at_start else f"{write(form.beginning)} {self._one_call(use)}"
+        beginning = "" if form.at_start else fixed_text(form.beginning, self._literals)
+        call = f"{beginning} {self._one_call(use)}"
         several = use.parallel and use.name is None and not form.at_most_one
         more = f"({write(form.separator)} {call})*" if several else ""
         return f"({write(form.before)} {call} {more} {write(form.after)})"

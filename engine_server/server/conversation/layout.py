@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # The region of an answer's text in formats that delimit it.
 TEXT_FIELD = "response"
+# The forms of ids of calls that chat templates demand: nine letters and digits, or `functions.NAME:INDEX`.
+CallIds = Literal["short", "functions"]
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class Layout:
     # None where calls can't be demanded.
     call: CallForm | None = None
     channels: Channels | None = None
-    call_id: Literal["short"] | None = None
+    call_id: CallIds | None = None
     # The response template as plain data, with our additions.
     data: Mapping[str, Any] | None = None
     # The chat template has a place for tools.
@@ -73,6 +75,8 @@ class Layout:
     variables: frozenset[str] = frozenset()
     # What it prints of a history.
     capabilities: Capabilities = ALL_CAPABILITIES
+    # Why formats of calls were not used, for a person.
+    refusals: tuple[str, ...] = ()
 
     @property
     def switches_reasoning(self) -> bool:

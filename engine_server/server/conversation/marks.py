@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from engine_server.requests.marks import FIRST, MAX_MARKS, mark_character
 
@@ -100,15 +99,16 @@ def longest_first(texts: Iterable[str]) -> list[str]:
     return sorted(texts, key=len, reverse=True)
 
 
-def find_marks(tokenizer: Any, delimiters: Iterable[str], spelled: bool) -> MarkTokens:
-    """Return the added tokens that delimiters contain. Escapes in the delimiters' patterns are ignored."""
+def find_marks(added_tokens: Mapping[int, str], delimiters: Iterable[str], spelled: bool) -> MarkTokens:
+    """Return the added tokens that delimiters contain. Escapes in the delimiters' patterns are ignored.
+
+    added_tokens: the texts of a tokenizer's added tokens, by id.
+    """
     texts = [text.replace("\\", "") for text in delimiters]
     found = {
-        token.content: token_id
-        for token_id, token in sorted(tokenizer.added_tokens_decoder.items())
-        if len(token.content) >= SHORTEST_MARK
-        and not token.content.isspace()
-        and any(token.content in text for text in texts)
+        token: token_id
+        for token_id, token in sorted(added_tokens.items())
+        if len(token) >= SHORTEST_MARK and not token.isspace() and any(token in text for text in texts)
     }
     if len(found) > MAX_MARKS:
         raise ValueError(f"the response template has {len(found)} marks; at most {MAX_MARKS} are allowed")

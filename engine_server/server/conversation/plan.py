@@ -100,7 +100,7 @@ def plan_conversation(
         one_call=style.tools is not None and not style.tools.parallel,
         whole=whole,
         include_reasoning=style.include_reasoning,
-        short_call_ids=layout.call_id == "short",
+        call_ids=layout.call_id,
         content_is_last=demands,
         strips_beginning=grammar is not None and grammar.space_first,
         reasoning=reasoning,

@@ -18,7 +18,7 @@ from engine_server.server.conversation.calls.events import (
     Properties,
 )
 from engine_server.server.conversation.calls.json_text import escape, is_json_object
-from engine_server.server.conversation.layout import AnswerRegions
+from engine_server.server.conversation.layout import AnswerRegions, CallIds
 from engine_server.server.conversation.regions import Body, Closed, Event, Opened, Region, RegionScanner
 from engine_server.server.generation.answer_start import NO_START, AnswerStart
 from engine_server.server.generation.events import Part, Reasoning, Text, ToolCall
@@ -43,7 +43,8 @@ class ReadAnswer:
     # The answer is not streamed, so that a malformed call becomes text although its beginning was a call's.
     whole: bool = False
     include_reasoning: bool = True
-    short_call_ids: bool = False
+    # The form of the ids of calls that the chat template demands.
+    call_ids: CallIds | None = None
     # A form is demanded of the content, which is the answer's last part.
     content_is_last: bool = False
     # White space before the first content is left out, since the grammar allows it for an answer that reasons.
@@ -53,11 +54,13 @@ class ReadAnswer:
     # The bytes of each token, for delimiters of the reasoning that are text.
     token_bytes: Sequence[bytes] = ()
 
-    def call_id(self, choice: int, index: int) -> str:
+    def call_id(self, choice: int, index: int, name: str) -> str:
+        if self.call_ids == "functions":
+            return f"functions.{name}:{index}"
         digest = hashlib.blake2b(f"{self.answer_id}/{choice}/{index}".encode()).hexdigest()
         return (
             digest[:SHORT_CALL_ID_CHARACTERS]
-            if self.short_call_ids
+            if self.call_ids == "short"
             else f"call_{digest[:CALL_ID_CHARACTERS]}"
         )
 
@@ -185,11 +188,9 @@ class AnswerReader:
                     index = self._calls
                     self._calls += 1
                     self._region.append([])
-                    self._send(
-                        ToolCall(
-                            index, self._answer.call_id(self._choice, index), self._marks.plain(name), ""
-                        )
-                    )
+                    plain = self._marks.plain(name)
+                    call_id = self._answer.call_id(self._choice, index, plain)
+                    self._send(ToolCall(index, call_id, plain, ""))
                 case ArgumentText(text):
                     self._send(ToolCall(self._calls - 1, None, None, self._marks.plain(text, escape)))
                 case CallEnded():

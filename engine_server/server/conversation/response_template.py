@@ -25,12 +25,15 @@ LITERALS = ("open", "close", "string_delims")
 PATTERNS = ("open_pattern", "close_pattern", "tag_pattern")
 
 
-def read_regions(tokenizer: Any, template: Mapping[str, Any], channels: Channels | None) -> AnswerRegions:
+def read_regions(
+    added_tokens: Mapping[int, str], template: Mapping[str, Any], channels: Channels | None
+) -> AnswerRegions:
     """Return the regions of a response template. Raises ValueError for an invalid one.
 
-    channels: their delimiters, if the template has a field for them.
+    added_tokens: the texts of a tokenizer's added tokens, by id. channels: their delimiters, if the template has a
+    field for them.
     """
-    marks = find_marks(tokenizer, strings(template), bool(template.get(SPELLED)))
+    marks = find_marks(added_tokens, strings(template), bool(template.get(SPELLED)))
     given = {key: value for key, value in template.items() if key != SPELLED}
     fields: dict[str, ResponseTemplateField] = load_response_template(in_marked_text(given, marks)).fields
     regions = tuple(region_of(one, marks, channels) for one in fields.values())

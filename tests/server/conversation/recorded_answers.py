@@ -7,11 +7,13 @@ from importlib.resources import files
 from typing import Any
 
 import yaml
+from server.conversation.derivation.chat_templates import CASES
 from small_tokenizers import byte_level
 from transformers import PreTrainedTokenizerFast
 
-from engine_server.server.conversation.find_layout import FORMATS as FORMATS_FILE
+from engine_server.server.conversation.derivation.derive import Derived, derive
 from engine_server.server.conversation.find_layout import find_layout
+from engine_server.server.conversation.formats import FORMATS as FORMATS_FILE
 from engine_server.server.conversation.layout import Layout
 from engine_server.server.conversation.reader import ReadAnswer
 from engine_server.server.conversation.response_template import strings
@@ -112,8 +114,17 @@ MARK = re.compile(r"<[^<>\s()\[\]]+>|\[/?[A-Z_]+\]")
 
 def marks_of(name: str) -> list[str]:
     """Return the marks in the delimiters of a format."""
-    texts = [text.replace("\\", "").replace("?P<", "") for text in strings(FORMATS[name])]
+    entry = FORMATS[name] if name in FORMATS else derived_entry(name)
+    texts = [text.replace("\\", "").replace("?P<", "") for text in strings(entry)]
     return sorted({mark for text in texts for mark in MARK.findall(text)})
+
+
+@cache
+def derived_entry(name: str) -> dict[str, Any]:
+    """Return the format that is derived from one of our chat templates."""
+    found = derive(CASES[name].template, 3)
+    assert isinstance(found, Derived)
+    return found.entry
 
 
 @cache
@@ -124,13 +135,16 @@ def tokenizer_with(marks: tuple[str, ...]) -> Any:
 
 @cache
 def our_layout(name: str, tokens: bool = False) -> Layout:
-    """Return the layout of one of our formats. tokens: each of its marks is a token."""
+    """Return the layout of one of our formats, or a derived one. tokens: each of its marks is a token."""
     tokenizer = tokenizer_with(tuple(marks_of(name)) if tokens else ())
-    found = FORMATS[name]
-    marks = [*found["marks"], found.get("reasoning_mark", "")]
-    tokenizer.chat_template = f"{{{{ tools }}}}{{# {' '.join(marks)} #}}"
+    if name in CASES:
+        tokenizer.chat_template = CASES[name].template.text
+    else:
+        found = FORMATS[name]
+        marks = [*found["marks"], found.get("reasoning_mark", "")]
+        tokenizer.chat_template = f"{{{{ tools }}}}{{# {' '.join(marks)} #}}"
     layout = find_layout(tokenizer, None)
-    assert layout.name == name
+    assert layout.name == (CASES[name].written or "derived" if name in CASES else name)
     return layout
 
 
@@ -152,6 +166,6 @@ def reading(
         answer_id=answer_id,
         start=start,
         properties=properties,
-        short_call_ids=layout.call_id == "short",
+        call_ids=layout.call_id,
         **options,
     )

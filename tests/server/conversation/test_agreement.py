@@ -5,6 +5,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from server.conversation.derivation.chat_templates import CASES
 from server.conversation.recorded_answers import FORMATS, our_layout, reading
 from server.conversation.test_grammar import walker
 from server.conversation.test_reader import calls_of, parse, text_of
@@ -17,7 +18,9 @@ from engine_server.server.generation.events import Reasoning, Text
 from engine_server.server.generation.tool_use import ToolUse
 from engine_server.structured.description import grammar_text
 
-DEMANDABLE = [name for name, found in FORMATS.items() if "call" in found]
+DERIVED = [name for name, case in CASES.items() if case.written is None]
+DEMANDABLE = [*(name for name, found in FORMATS.items() if "call" in found), *DERIVED]
+DEFAULT = ("hermes", "qwen3_coder", "gemma4", "tags with types", "numbered objects in wrapped turns")
 FORM = {
     "type": "object",
     "properties": {"x": {"type": "boolean"}, "y": {"enum": ["a", "b", 3]}},
@@ -81,7 +84,7 @@ def check(name: str, tokens: bool, use: ToolUse | None, form: bool, state: Start
 
 
 @pytest.mark.parametrize("tokens", [False, True])
-@pytest.mark.parametrize("name", tiered(DEMANDABLE, "hermes", "qwen3_coder", "gemma4", more=DEMANDABLE))
+@pytest.mark.parametrize("name", tiered(DEMANDABLE, *DEFAULT, more=DEMANDABLE))
 @pytest.mark.parametrize("state", ["past", "undecided"])
 @pytest.mark.parametrize(
     ("use", "form"),

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from server.conversation.derivation.chat_templates import CASES
 from server.conversation.recorded_answers import FORMATS
 from server.conversation.test_reader import parse
 from transformers import AutoTokenizer
@@ -41,7 +43,7 @@ def with_tools(*marks: str) -> str:
     return f"{TURNS}{{{{ tools }}}}{{# {' '.join(marks)} #}}"
 
 
-@pytest.mark.parametrize("name", [name for name in FORMATS if name != "thinking"])
+@pytest.mark.parametrize("name", FORMATS)
 def test_format_is_found_by_marks_in_the_chat_template(tokenizer: Any, name: str) -> None:
     tokenizer.chat_template = with_tools(*FORMATS[name]["marks"])
     found = find_layout(tokenizer, None)
@@ -89,6 +91,47 @@ def test_template_of_the_tokenizer_precedes_ours_and_a_file_precedes_both(
     assert own.reasoning.end == (Mark("<|im_end|>", [2], exact=True),)
     given = find_layout(tokenizer, file)
     assert [region.name for region in given.with_calls.regions] == ["content", "reasoning"]
+
+
+def test_form_is_derived_where_none_is_written(tokenizer: Any) -> None:
+    case = CASES["tags with types"]
+    tokenizer.chat_template = case.template.text
+    found = find_layout(tokenizer, None)
+    assert found.name == "derived"
+    assert found.call is not None and found.call.text == case.text
+    assert found.calls_tools
+    assert found.reasoning is not None
+
+
+def test_written_format_that_misreads_the_templates_calls_is_not_used(tokenizer: Any) -> None:
+    named = CASES["list of objects"].template.text + "{# <tool_call> #}"
+    tokenizer.chat_template = named
+    found = find_layout(tokenizer, None)
+    assert found.name == "derived"
+    assert found.refusals[0].startswith("hermes: not proven")
+
+
+def test_layout_says_why_it_calls_no_tools(tokenizer: Any) -> None:
+    tokenizer.chat_template = with_tools("<<<call>>>")
+    found = find_layout(tokenizer, None)
+    assert (found.name, found.refusals) == ("plain text", ("derived: the template prints no calls",))
+
+
+def test_template_without_tools_reasons_and_is_told_of_tools_in_words(tokenizer: Any) -> None:
+    tokenizer.chat_template = TURNS + "{# <think> </think> #}"
+    found = find_layout(tokenizer, None)
+    assert found.name == "hermes"
+    assert found.calls_tools and found.reasoning is not None
+
+
+def test_file_may_have_a_format_as_ours_are_written(tokenizer: Any, tmp_path: Path) -> None:
+    file = tmp_path / "format.yaml"
+    file.write_text(yaml.safe_dump(FORMATS["gpt_oss"]))
+    found = find_layout(tokenizer, file)
+    assert found.channels is not None and found.call is not None
+    file.write_text("call: {words: NAME}")
+    with pytest.raises(ValueError, match=r"format\.yaml"):
+        find_layout(tokenizer, file)
 
 
 @pytest.mark.parametrize(

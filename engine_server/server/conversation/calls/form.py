@@ -19,6 +19,11 @@ JSON_PIECE = re.compile(r"\w+|[^\w\s]")
 # The name of an argument that no schema declares.
 ANY_KEY = r"/[\w.-]{1,128}/"
 
+# Stand in the places of a call's id and of its number in the answer, from 0 on.
+IDENTIFIER, INDEX = "IDENTIFIER", "INDEX"
+HOLES = {IDENTIFIER: "/[a-zA-Z0-9]{9}/", INDEX: "/[0-9]{1,3}/"}
+FIND_HOLE = re.compile(f"({'|'.join(HOLES)})")
+
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
@@ -30,6 +35,8 @@ class CallForm:
     after: str = ""
     # The form of one argument, with KEY and VALUE, where arguments are not JSON.
     tag: str | None = None
+    # The form of one that is no string; None: the same.
+    other_tag: str | None = None
     # Delimits strings in arguments that are JSON with bare keys.
     quote: str | None = None
     at_most_one: bool = False
@@ -63,7 +70,8 @@ def named_pattern(form: CallForm, mark: str, names: Iterable[str]) -> str:
     if not between:
         return rf"\s*{named}{after_name(form)}"
     words = WORD.findall(f"{between} {form.middle} type function")
-    fill = rf"(?:(?:{'|'.join(map(re.escape, words))})?[^\w.-])*(?<={re.escape(between[-1])})"
+    spelled = (HOLES[word].strip("/") if word in HOLES else re.escape(word) for word in words)
+    fill = rf"(?:(?:{'|'.join(spelled)})?[^\w.-])*(?<={re.escape(between[-1])})"
     return fill + named + after_name(form)
 
 
@@ -74,19 +82,30 @@ def after_name(form: CallForm) -> str:
     return re.escape(form.middle[0]) if form.middle[:1] in (">", "[") else r"[^\w.-]"
 
 
+def fixed_text(text: str, literals: Literals, before: str = "") -> str:
+    """Return a text of a form as a part of a rule, with the terminals of what differs from call to call.
+
+    before: text that is a part of no form.
+    """
+    first, *rest = FIND_HOLE.split(text)
+    parts = [literals.write(before + first), *(HOLES.get(part) or literals.write(part) for part in rest)]
+    return " ".join(part for part in parts if part)
+
+
 def call_rules(name: str, form: CallForm, tool: str, schema: Any | None, literals: Literals) -> list[str]:
     """Return the rules of one tool's call, of which the first has the name `name`.
 
     They begin with the tool's name, but for calls at the answer's start, which have their beginning too. schema: of the
     arguments, as `relax` makes it; None: they are any.
     """
-    begin, end = literals.write(tool + form.middle), literals.write(form.end)
+    begin, end = fixed_text(form.middle, literals, before=tool), fixed_text(form.end, literals)
     if form.at_start:
         begin = literals.write_json(form.beginning + tool + form.middle)
     if form.tag is not None and schema is not None:
-        return CallRules(name, begin, end, form.tag, Arguments(schema), literals).rules()
+        tags = form.tag, form.other_tag or form.tag
+        return CallRules(name, begin, end, tags, Arguments(schema), literals).rules()
     if form.tag is not None:
-        arguments, rules = any_tags(name, form.tag, literals)
+        arguments, rules = any_tags(name, form.tag, form.other_tag, literals)
     elif form.quote is not None:
         arguments, rules = dialect_arguments(name, form.quote, schema, literals)
     else:
@@ -94,9 +113,15 @@ def call_rules(name: str, form: CallForm, tool: str, schema: Any | None, literal
     return [f"{name}: {begin} {arguments} {end}", *rules]
 
 
-def any_tags(name: str, tag: str, literals: Literals) -> tuple[str, list[str]]:
-    """Return any arguments that are tags, and their rules. tag: with KEY and VALUE."""
-    before, _, rest = tag.partition("KEY")
-    middle, _, closing = rest.partition("VALUE")
-    one = f"{name}_any: {literals.write(before)} {ANY_KEY} {literals.write(middle)} {name}_text"
-    return f"{name}_any*", [one, *text_before(f"{name}_text", "TEXT", closing, literals)]
+def any_tags(name: str, tag: str, other_tag: str | None, literals: Literals) -> tuple[str, list[str]]:
+    """Return any arguments that are tags, and their rules. tag, other_tag: with KEY and VALUE."""
+    closing = tag.partition("VALUE")[2]
+    openings = []
+    for one in (tag, other_tag):
+        if one is not None:
+            before, _, rest = one.partition("KEY")
+            middle = rest.partition("VALUE")[0]
+            openings.append(f"{literals.write(before)} {ANY_KEY} {literals.write(middle)}")
+    opened = openings[0] if len(openings) == 1 else f"({' | '.join(openings)})"
+    rule = f"{name}_any: {opened} {name}_text"
+    return f"{name}_any*", [rule, *text_before(f"{name}_text", "TEXT", closing, literals)]

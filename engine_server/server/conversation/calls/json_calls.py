@@ -53,9 +53,12 @@ class JsonArguments:
 
 
 class JsonCalls:
-    """Reads a region of JSON objects, each a call with its name and arguments under `name_key` and `arguments_key`."""
+    """Reads a region of JSON objects, each a call with its name and arguments under `name_key` and `arguments_key`.
 
-    def __init__(self, name_key: str, arguments_key: str) -> None:
+    name_key: None for objects of which the only key is a call's name, and the value its arguments.
+    """
+
+    def __init__(self, name_key: str | None, arguments_key: str) -> None:
         self._name_key = name_key
         self._arguments_key = arguments_key
         # Reads from a place of the text on, and returns the place after it.
@@ -122,6 +125,8 @@ class JsonCalls:
             if key is None:
                 return self._fail(events, text)
             self._key = key
+            if self._name_key is None and not self._has_arguments:
+                self._name, self._key = key, self._arguments_key
             self._step = self._colon
         return place
 

@@ -35,6 +35,8 @@ def reader_factory(field: ResponseTemplateField) -> ReaderFactory:
         make: ReaderFactory | None = None
         if name == CAPTURED_NAME and arguments == WHOLE_CONTENT:
             make = captured_name_reader
+        elif field.content_args.get("names_are_keys"):
+            make = lambda captures, properties: JsonCalls(None, "")  # noqa: E731
         elif keys := call_keys(field):
             make = lambda captures, properties: JsonCalls(*keys)  # noqa: E731
         if make is not None:
@@ -42,9 +44,10 @@ def reader_factory(field: ResponseTemplateField) -> ReaderFactory:
     elif field.content == "xml-inline" and name == CAPTURED_NAME and arguments == WHOLE_CONTENT:
         plain = not field.content_args.get("value_parser") and not field.content_args.get("merge_duplicates")
         argument = argument_region(field.content_args["tag_pattern"]) if plain else None
+        python = bool(field.content_args.get("python"))
         if argument is not None:
             return lambda captures, properties: XmlArguments(
-                captures["name"].strip(), argument, properties.get(captures["name"].strip(), NO_TYPES)
+                captures["name"].strip(), argument, properties.get(captures["name"].strip(), NO_TYPES), python
             )
     return lambda captures, properties: WholeCalls(field, captures)
 

@@ -33,14 +33,20 @@ class CallRules:
     """The rules of one tool's call: its arguments in the order of the schema."""
 
     def __init__(
-        self, name: str, begin: str, end: str, tag: str, arguments: Arguments, literals: Literals
+        self,
+        name: str,
+        begin: str,
+        end: str,
+        tags: tuple[str, str],
+        arguments: Arguments,
+        literals: Literals,
     ) -> None:
         """name: of the call's rule. begin, end: what is before and after the arguments, as parts of a rule.
 
-        tag: an argument, with KEY and VALUE.
+        tags: an argument that is a string, and one that is none, with KEY and VALUE.
         """
         self._name, self._begin, self._end = name, begin, end
-        self._tag = tag
+        self._tag, self._other_tag = tags
         self._arguments = arguments
         self._literals = literals
         self._rules: list[str] = []
@@ -71,13 +77,22 @@ class CallRules:
         opening, _, closing = self._tag.replace("KEY", name, 1).partition("VALUE")
         # Without the white space that ends the value, which the reader takes for a part of the closing tag.
         mark = closing.lstrip()
-        ways = self._texts(rule, argument, closing[: len(closing) - len(mark)], mark)
-        values = [*listed_texts(argument, mark.rstrip()), *other_values(argument)]
-        if values:
-            ways.append(f"({' | '.join(values)}) {self._literals.write(closing)}")
+        write = self._literals.write
+        texts = self._texts(rule, argument, closing[: len(closing) - len(mark)], mark)
+        listed, others = listed_texts(argument, mark.rstrip()), other_values(argument)
+        if self._other_tag == self._tag:
+            listed, others = [*listed, *others], []
+        ways = []
+        if listed:
+            texts.append(f"({' | '.join(listed)}) {write(closing)}")
+        if texts:
+            ways.append(f"{write(opening)} ({' | '.join(texts)})")
+        if others:
+            opening = self._other_tag.replace("KEY", name, 1).partition("VALUE")[0]
+            ways.append(f"{write(opening)} ({' | '.join(others)}) {write(closing)}")
         if not ways:
             return ""
-        self._rules.insert(0, f"{rule}: {self._literals.write(opening)} ({' | '.join(ways)})")
+        self._rules.insert(0, f"{rule}: {' | '.join(ways)}")
         return rule
 
     def _texts(self, rule: str, argument: Argument, space: str, mark: str) -> list[str]:

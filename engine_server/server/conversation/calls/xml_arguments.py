@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import regex
 
@@ -14,6 +15,7 @@ from engine_server.server.conversation.calls.events import (
     Malformed,
 )
 from engine_server.server.conversation.calls.json_text import escape
+from engine_server.server.conversation.calls.python_text import python_as_json
 from engine_server.server.conversation.regions import (
     Body,
     Closed,
@@ -23,12 +25,14 @@ from engine_server.server.conversation.regions import (
     Region,
     RegionScanner,
 )
-from engine_server.structured.schemas.arguments import ArgumentTypes
+from engine_server.structured.schemas.arguments import TEXT, ArgumentTypes
 from engine_server.structured.schemas.meaning import Allowed
 from engine_server.structured.schemas.values import json_type
 
 # The group of a tag's pattern that matches the argument's value.
 VALUE = r"(?P<value>.*?)"
+# The group of a tag's pattern that only tags of strings match.
+TEXT_GROUP = "text"
 
 
 def argument_region(tag_pattern: str) -> Region | None:
@@ -43,11 +47,12 @@ def argument_region(tag_pattern: str) -> Region | None:
 class XmlArguments:
     """Reads a region of tags. Strings are passed on as they arrive, other values at their end.
 
-    types: what the tool's arguments may be.
+    types: what the tool's arguments may be. python: values that are no strings may be Python's.
     """
 
-    def __init__(self, name: str, argument: Region, types: ArgumentTypes) -> None:
+    def __init__(self, name: str, argument: Region, types: ArgumentTypes, python: bool = False) -> None:
         self._name = name
+        self._python = python
         self._types = types
         self._tags = RegionScanner([argument])
         self._started = False
@@ -76,9 +81,11 @@ class XmlArguments:
         pieces = []
         for tag in tags:
             match tag:
-                case Opened(captures={"key": key}):
+                case Opened(captures={"key": key} as captures):
                     self._open = True
                     self._allowed = self._types.get(key.strip())
+                    if TEXT_GROUP in captures and "string" in self._allowed:
+                        self._allowed = TEXT
                     pieces.append(
                         ("{" if self._first else ", ") + json.dumps(key.strip(), ensure_ascii=False)
                     )
@@ -90,19 +97,22 @@ class XmlArguments:
                     self._value.append(text)
                 case Closed(text=text) if text and self._open:
                     self._open = False
-                    pieces.append('"' if self._streams else convert("".join(self._value), self._allowed))
+                    pieces.append('"' if self._streams else self._convert("".join(self._value)))
                     self._value = []
         return [ArgumentText("".join(pieces))] if pieces else []
+
+    def _convert(self, text: str) -> str:
+        return convert(text, self._allowed, python_as_json if self._python else str)
 
     @property
     def _streams(self) -> bool:
         return self._allowed.types == {"string"}
 
 
-def convert(text: str, allowed: Allowed) -> str:
+def convert(text: str, allowed: Allowed, as_json: Callable[[str], str] = str) -> str:
     """Return an argument's text as JSON: the value that it spells if its schema allows that, else a string."""
     try:
-        value = json.loads(text.strip(), parse_constant=refuse_constant)
+        value = json.loads(as_json(text.strip()), parse_constant=refuse_constant)
     except (ValueError, RecursionError):
         value = {"True": True, "False": False, "None": None}.get(text.strip(), text)
     if isinstance(value, str):
@@ -114,7 +124,7 @@ def convert(text: str, allowed: Allowed) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except ValueError:  # a number that is too large for a float, and JSON
-        return text.strip()
+        return as_json(text.strip())
 
 
 def refuse_constant(name: str) -> None:

@@ -39,7 +39,10 @@ TOOL = {
 
 
 def capabilities_of(template: ChatTemplate) -> Capabilities:
-    """Return what a template does with a history. Each rendering stands alone: one that is refused is a fact."""
+    """Return what a template does with a history. Each rendering stands alone: one that is refused is a fact.
+
+    One that takes no tools prints no calls and no results, whatever it does with a turn that has some.
+    """
     probe = Probe(template)
     if not probe.prints([user(1)]) and probe.prints([in_parts(user(1))]):
         probe.content = "parts"
@@ -59,8 +62,8 @@ def capabilities_of(template: ChatTemplate) -> Capabilities:
         assistant_turns=probe.prints([user(1), said("assistant", 2), said("assistant", 3), user(4)]),
         reasoning=probe.reasoning,
         around_reasoning=probe.around_reasoning(),
-        calls=CALLED in loop,
-        results=RESULT in loop,
+        calls=template.takes_tools and CALLED in loop,
+        results=template.takes_tools and RESULT in loop,
         arguments=probe.arguments,
         ids=probe.ids,
         answer=next(filter(probe.takes, DIVISIONS), None),
