@@ -26,7 +26,7 @@ REPORT_PREFIX = b": fairlead "
 ROUTER_FIELD = "fairlead"
 # A number that is raised when the same settings and the same request make another prompt, or other events. Streams are
 # continued only between engines with the same one.
-RENDERING = 2
+RENDERING = 3
 # A hash in `Fairlead-Stream` and in reports, as hexadecimal digits.
 DIGEST_LENGTH = 32
 Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]

@@ -16,7 +16,7 @@ from engine_server.contract.headers import REPORT_TOKENS, STREAM
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.sampling_params import SamplingParams
 from engine_server.server.api.caller import reported_caller
-from engine_server.server.api.content import MediaUse, refuse_media
+from engine_server.server.api.content import MEDIA_TYPES, MediaUse, refuse_media
 from engine_server.server.api.continuation import check_settings, refuse_continuation, resumed_stream
 from engine_server.server.api.deadline import deadline
 from engine_server.server.api.ignored import IgnoredPart, ignored_types
@@ -164,7 +164,8 @@ def refuse_ignored(settings: ApiSettings, tools: Sequence[IgnoredPart], media: S
         raise ApiError(400, message, param=tools[0].field, code=ErrorCode.UNSUPPORTED_VALUE)
     policy = settings.unsupported_media
     for one in media:
-        if policy == "refuse" or (policy is None and one.newest):
+        known = one.part.type in MEDIA_TYPES
+        if policy == "refuse" or (one.newest and (policy is None or not known)):
             raise refuse_media(one.part)
 
 

@@ -134,3 +134,23 @@ def test_tokenized_conversation_has_no_media_in_its_newest_turn(scripted: LocalS
     turns = [user(CHAT, "A picture."), ANSWER, user(CHAT, PICTURES[CHAT])]
     answer = scripted.post("/tokenize", {"model": "smollm2", "messages": turns})
     assert (answer.status, answer.error["param"]) == (400, "messages.2.content.0")
+
+
+@each_api
+def test_part_of_an_unknown_type_is_a_note_in_earlier_turns_and_refused_in_the_newest(
+    scripted: LocalServer, path: str
+) -> None:
+    unknown = {"type": "hologram", "data": "..."}
+    field = "input" if path == RESPONSES else "messages"
+
+    answer = ask(scripted, path, [user(path, "See:", unknown), ANSWER, user(path, "And now?")])
+    assert answer.status == 200, answer.body
+    assert "user\nSee:\n[hologram omitted]<|im_end|>" in prompt_of(scripted)
+    assert answer.headers["x-fairlead-ignored"] == f"{field}.0.content.1 (hologram)"
+
+    refused = ask(scripted, path, [user(path, "See:", unknown)])
+    assert refused.status == 400
+    assert (
+        f"{field}.0.content.1 (hologram) is a part that the model can't take"
+        in refused.json["error"]["message"]
+    )

@@ -74,6 +74,30 @@ def test_effort_is_passed_to_a_template_that_has_the_variable(
     assert prompt_text(configured, reasoning_effort=effort) == "[user]Hello<plain|0>"
 
 
+@pytest.mark.parametrize(
+    ("fields", "rendered"),
+    [
+        ({"enable_thinking": False}, "False"),
+        ({"thinking": True}, "True"),
+        ({"thinking": {"type": "disabled"}}, "False"),
+        ({"thinking": {"type": "enabled"}, "reasoning_effort": "none"}, "True"),
+        ({"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}}, "False"),
+    ],
+)
+def test_switches_of_the_reasoning_are_variables(
+    configured: Any, fields: dict[str, Any], rendered: str
+) -> None:
+    template = "{{ enable_thinking }}"
+    assert prompt_text(configured, chat_template=template, **fields) == rendered
+
+
+def test_switch_that_the_template_does_not_read_is_named(scripted: Any) -> None:
+    body = {"model": "smollm2", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+    answer = scripted.post("/v1/chat/completions", {**body, "enable_thinking": False, "thinking": True})
+    assert answer.headers["x-fairlead-ignored"] == "enable_thinking (switch), thinking (switch)"
+    assert "x-fairlead-ignored" not in scripted.post("/v1/chat/completions", body).headers
+
+
 def test_template_of_a_trusted_request_is_used(configured: Any) -> None:
     assert prompt_text(configured, chat_template="{{ messages[0].content }}!") == "Hello!"
 

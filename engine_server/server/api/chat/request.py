@@ -122,6 +122,8 @@ class ChatFields(GenerationRequest):
 
     @property
     def reasoning_switches(self) -> Sequence[IgnoredPart]:
+        if self.chat_template is not None:  # which may read them
+            return []
         given = (name for name in ("enable_thinking", "thinking") if getattr(self, name) is not None)
         return [IgnoredPart(name, "switch") for name in given]
 
