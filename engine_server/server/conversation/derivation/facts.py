@@ -13,7 +13,7 @@ from engine_server.server.conversation.derivation.printed import (
     print_answers,
     probes_with_calls,
 )
-from engine_server.server.conversation.derivation.probes import TOOLS, Probes, UnknownFormError
+from engine_server.server.conversation.derivation.probes import TOOLS, Probes, UnknownFormError, bounded
 from engine_server.server.conversation.derivation.proof import prove
 from engine_server.server.conversation.derivation.reasoning import derive_reasoning
 from engine_server.server.conversation.formats import fitted, formats_in, written_formats
@@ -104,6 +104,6 @@ def rendered_call(template: ChatTemplate, arguments: dict[str, Any] | str) -> st
     call = {"id": "probe1234", "type": "function", "function": {"name": "probe", "arguments": arguments}}
     answer = {"role": "assistant", "content": "", "tool_calls": [call]}
     try:
-        return template.render([{"role": "user", "content": "probe"}, answer])
+        return bounded(template, [{"role": "user", "content": "probe"}, answer])
     except TemplateRefusedError:
         return None

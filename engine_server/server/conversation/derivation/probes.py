@@ -18,6 +18,8 @@ VALUES = ("Mirqen", "Wobtal")
 # Some templates demand nine letters and digits.
 IDS = ("Ubirtqka1", "Xoqplmze1", "Vedokwup1")
 LONG_ID = "call_f04c1cdb92aa7c5e1"
+# Of a short conversation with three tools.
+MAX_CHARACTERS = 200_000
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 # The variables by which chat templates switch the reasoning on and off.
 SWITCHES = ("enable_thinking", "thinking")
@@ -124,7 +126,7 @@ class Probes:
     ) -> str:
         user = {"role": "user", "content": USER}
         given = self.variables if variables is None else variables
-        rendered = self.template.render([user, *messages], self.tools or None, opens, given)
+        rendered = bounded(self.template, [user, *messages], self.tools, opens, given)
         _, found, after = rendered.rpartition(USER)
         if not found:
             raise TemplateRefusedError("the text of the user is not printed")
@@ -132,6 +134,20 @@ class Probes:
 
     def _given(self, arguments: Arguments) -> Any:
         return json.dumps(arguments, ensure_ascii=False) if self.text_arguments else arguments
+
+
+def bounded(
+    template: ChatTemplate,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] = (),
+    opens: bool = False,
+    variables: Mapping[str, Any] | None = None,
+) -> str:
+    """Return a conversation as a template prints it. Raises TemplateRefusedError, also for a long text."""
+    rendered = template.render(messages, tools or None, opens, variables)
+    if len(rendered) > MAX_CHARACTERS:
+        raise TemplateRefusedError(f"a short conversation is printed with {len(rendered)} characters")
+    return rendered
 
 
 def common_header(answer: str, opening: str) -> str:

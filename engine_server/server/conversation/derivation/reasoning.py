@@ -18,6 +18,7 @@ from engine_server.server.conversation.derivation.probes import (
     USER,
     Answer,
     Probes,
+    bounded,
 )
 
 # The end of an opening within the reasoning, and after an empty one.
@@ -132,7 +133,7 @@ def switched(template: ChatTemplate) -> tuple[str, str] | None:
 def opened(template: ChatTemplate, variables: Mapping[str, Any]) -> str | None:
     """Return a short conversation with the opening of the answer; None if the template refuses it."""
     try:
-        return template.render([{"role": "user", "content": USER}], opens=True, variables=variables)
+        return bounded(template, [{"role": "user", "content": USER}], opens=True, variables=variables)
     except TemplateRefusedError:
         return None
 
