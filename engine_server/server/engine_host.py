@@ -114,10 +114,21 @@ class EngineHost:
     def _load(self) -> None:
         loop = self._loaded.get_loop()
         try:
+            template = self.settings.read_chat_template()
+            model = self._load_model(template)
+        except BaseException as error:
+            loop.call_soon_threadsafe(self._settle, None, error)
+        else:
+            loop.call_soon_threadsafe(self._settle, model, None)
+
+    def _load_model(self, template: str | None) -> LoadedModel:
+        from engine_server.server.conversation.derivation.process import TemplateProcess
+
+        # Its imports take a second, in which the engine has started its own.
+        with TemplateProcess() as templates:
             from engine_server.config import UsageContext
             from engine_server.engine.async_llm import AsyncLLMEngine
 
-            template = self.settings.read_chat_template()
             engine = AsyncLLMEngine.from_engine_args(
                 self._args,
                 usage_context=UsageContext.OPENAI_API_SERVER,
@@ -128,11 +139,7 @@ class EngineHost:
             self.engine_load.max_num_seqs = engine.config.scheduler_config.max_num_seqs
             self.engine_load.max_model_len = engine.model_config.max_model_len
             engine.add_logger("load", self.engine_load)
-            model = loaded_model(engine, self.settings, template)
-        except BaseException as error:
-            loop.call_soon_threadsafe(self._settle, None, error)
-        else:
-            loop.call_soon_threadsafe(self._settle, model, None)
+            return loaded_model(engine, self.settings, template, templates.facts)
 
     def _settle(self, model: LoadedModel | None, error: BaseException | None) -> None:
         if self._loaded.done():  # the server was stopped during the start

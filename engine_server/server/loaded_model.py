@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from engine_server.config import PoolingConfig
     from engine_server.engine.async_llm import AsyncLLMEngine
+    from engine_server.server.conversation.derivation.facts import TemplateFacts
+    from engine_server.server.conversation.template.chat_template import ChatTemplate
     from engine_server.server.settings import ApiSettings
 
 # W3C Trace Context.
@@ -78,14 +80,20 @@ class LoadedModel:
         return "" if "\ufffd" in text else text
 
 
-def loaded_model(engine: AsyncLLMEngine, settings: ApiSettings, template: str | None) -> LoadedModel:
+def loaded_model(
+    engine: AsyncLLMEngine,
+    settings: ApiSettings,
+    template: str | None,
+    facts_of: Callable[[ChatTemplate], TemplateFacts],
+) -> LoadedModel:
     """Derive what requests need from a loaded engine.
 
-    template: a chat template in place of the model's own. Raises ValueError for a template that is invalid, or
-    that doesn't render what the model scores.
+    template: a chat template in place of the model's own. facts_of: returns the facts of one. Raises ValueError for a
+    template that is invalid, or that doesn't render what the model scores.
     """
     from engine_server.engine.input.text_pairs import check_template
-    from engine_server.server.conversation.find_layout import find_layout  # imports transformers
+    from engine_server.server.conversation.find_layout import find_layout
+    from engine_server.server.conversation.template.chat_template import ChatTemplate  # imports transformers
     from engine_server.server.fingerprint import fingerprint, stream_settings
 
     config, tokenizer = engine.model_config, engine.tokenizer
@@ -96,7 +104,9 @@ def loaded_model(engine: AsyncLLMEngine, settings: ApiSettings, template: str | 
     file = settings.response_template
     adapters = ServedAdapters(engine, config.served_model_name)
     sampling_defaults = config.get_diff_sampling_param()
-    layout = None if tokenizer is None else find_layout(tokenizer, Path(file) if file else None)
+    layout = None
+    if tokenizer is not None:
+        layout = find_layout(tokenizer, Path(file) if file else None, facts_of(ChatTemplate.of(tokenizer)))
     return LoadedModel(
         engine=engine,
         settings=settings,

@@ -109,6 +109,15 @@ RECORDINGS["cohere"] = Recording(
     f'{{"tool_call_id": "0", "tool_name": "get_weather", "parameters": {ARGUMENTS}}},\n'
     '{"tool_call_id": "1", "tool_name": "now", "parameters": {}}]<|END_ACTION|>'
 )
+RECORDINGS["lfm2"] = RECORDINGS["lfm2_list"] = Recording(
+    f"{THOUGHT}{CONTENT}<|tool_call_start|>"
+    """[get_weather(city='Köln "Süd"\\n', days=3), now()]<|tool_call_end|>"""
+)
+RECORDINGS["llama4"] = Recording(
+    f"<|python_start|>{CONTENT}<|python_end|>"
+    f'{{"name": "get_weather", "parameters": {ARGUMENTS}}}{{"name": "now", "parameters": {{}}}}',
+    reasoning="",
+)
 MARK = re.compile(r"<[^<>\s()\[\]]+>|\[/?[A-Z_]+\]")
 
 

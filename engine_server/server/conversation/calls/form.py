@@ -9,6 +9,7 @@ from typing import Any
 
 from engine_server.server.conversation.calls.dialect_grammar import dialect_arguments
 from engine_server.server.conversation.calls.literals import Literals, text_before
+from engine_server.server.conversation.calls.python_grammar import keyword_arguments
 from engine_server.server.conversation.calls.tag_grammar import CallRules
 from engine_server.server.generation.tool_use import ANY_OBJECT
 from engine_server.structured.schema import json_rule
@@ -39,6 +40,8 @@ class CallForm:
     other_tag: str | None = None
     # Delimits strings in arguments that are JSON with bare keys.
     quote: str | None = None
+    # The arguments are Python's keyword arguments.
+    keywords: bool = False
     at_most_one: bool = False
     # An answer with a call begins with it.
     at_start: bool = False
@@ -106,6 +109,8 @@ def call_rules(name: str, form: CallForm, tool: str, schema: Any | None, literal
         return CallRules(name, begin, end, tags, Arguments(schema), literals).rules()
     if form.tag is not None:
         arguments, rules = any_tags(name, form.tag, form.other_tag, literals)
+    elif form.keywords:
+        arguments, rules = keyword_arguments(name, schema)
     elif form.quote is not None:
         arguments, rules = dialect_arguments(name, form.quote, schema, literals)
     else:

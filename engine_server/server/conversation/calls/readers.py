@@ -21,6 +21,7 @@ from engine_server.server.conversation.calls.events import (
 from engine_server.server.conversation.calls.json_calls import JsonArguments, JsonCalls
 from engine_server.server.conversation.calls.json_dialect import DialectReader
 from engine_server.server.conversation.calls.json_text import is_json_object, to_json
+from engine_server.server.conversation.calls.python_calls import PythonCalls
 from engine_server.server.conversation.calls.xml_arguments import XmlArguments, argument_region
 from engine_server.structured.schemas.arguments import NO_TYPES
 
@@ -41,6 +42,8 @@ def reader_factory(field: ResponseTemplateField) -> ReaderFactory:
             make = lambda captures, properties: JsonCalls(*keys)  # noqa: E731
         if make is not None:
             return in_dialect(make, field.content_args)
+    elif field.content_args.get("python_calls"):
+        return lambda captures, properties: PythonCalls()
     elif field.content == "xml-inline" and name == CAPTURED_NAME and arguments == WHOLE_CONTENT:
         plain = not field.content_args.get("value_parser") and not field.content_args.get("merge_duplicates")
         argument = argument_region(field.content_args["tag_pattern"]) if plain else None

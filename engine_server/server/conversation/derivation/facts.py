@@ -38,7 +38,7 @@ class TemplateFacts(msgspec.Struct, frozen=True, kw_only=True):
 def facts_of(template: ChatTemplate, derives_always: bool = False) -> TemplateFacts:
     """Return what renderings of a template show. derives_always: also where a written format reads its answers."""
     if not template.text:
-        return TemplateFacts(capabilities=capabilities_of(template))
+        return TemplateFacts()
     probes, reason = probes_of(template)
     reasoning = derive_reasoning(probes)
     pair = None if reasoning is None else reasoning.pair

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from engine_server.server.conversation.derivation.pieces import common_start, marks_in
 from engine_server.server.conversation.template.chat_template import ChatTemplate, TemplateRefusedError
+from engine_server.server.conversation.template.openings import SWITCHES
 
 USER, CONTENT, REASONING = "Hovdap", "Cetlum", "Rujnig"
 NAMES = ("quaxel", "bivrot")
@@ -19,8 +20,6 @@ VALUES = ("Mirqen", "Wobtal")
 IDS = ("Ubirtqka1", "Xoqplmze1", "Vedokwup1")
 LONG_ID = "call_f04c1cdb92aa7c5e1"
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
-# The variables by which chat templates switch the reasoning on and off.
-SWITCHES = ("enable_thinking", "thinking")
 
 Arguments = Mapping[str, Any]
 
@@ -124,7 +123,7 @@ class Probes:
     ) -> str:
         user = {"role": "user", "content": USER}
         given = self.variables if variables is None else variables
-        rendered = self.template.render([user, *messages], self.tools or None, opens, given)
+        rendered = self.template.probe([user, *messages], self.tools, opens, given)
         _, found, after = rendered.rpartition(USER)
         if not found:
             raise TemplateRefusedError("the text of the user is not printed")

@@ -61,6 +61,8 @@ def forbidden_texts(entry: Entry) -> list[str]:
         if tag is not None:
             fixed += [tag.partition("KEY")[0], tag.partition("VALUE")[2]]
     whole = [text.strip() for text in fixed if not marks_in(text) and len(text.strip()) > 2]
+    if form.keywords:  # some templates don't escape them
+        whole += ["'", "\\"]
     reasoning = entry.get("template", {"fields": {}})["fields"].get(REASONING_FIELDS[0], {})
     return list(dict.fromkeys([*marks, *whole, *strings(reasoning)]))
 
@@ -142,6 +144,8 @@ def write_call(form: CallForm, index: int, name: str, arguments: Mapping[str, An
         for text in (form.beginning, form.middle, form.end)
     )
     written = json.dumps(arguments, ensure_ascii=False)
+    if form.keywords:
+        written = ", ".join(f"{key}={json.dumps(value)}" for key, value in arguments.items())
     if form.tag is not None:
         written = "".join(write_argument(form, *argument) for argument in arguments.items())
     return f"{beginning}{name}{middle}{written}{end}"

@@ -13,12 +13,12 @@ from engine_server.server.conversation.derivation.probes import (
     CONTENT,
     REASONING,
     REASONING_FIELDS,
-    SWITCHES,
     USER,
     Answer,
     Probes,
 )
 from engine_server.server.conversation.template.chat_template import ChatTemplate, TemplateRefusedError
+from engine_server.server.conversation.template.openings import SWITCHES
 
 # The end of an opening within the reasoning, and after an empty one.
 OPEN_MARK = r"(?P<bracket>[<\[])(?P<name>[A-Za-z][\w:-]*)(?P<end>[>\]])"
@@ -132,7 +132,7 @@ def switched(template: ChatTemplate) -> tuple[str, str] | None:
 def opened(template: ChatTemplate, variables: Mapping[str, Any]) -> str | None:
     """Return a short conversation with the opening of the answer; None if the template refuses it."""
     try:
-        return template.render([{"role": "user", "content": USER}], opens=True, variables=variables)
+        return template.probe([{"role": "user", "content": USER}], opens=True, variables=variables)
     except TemplateRefusedError:
         return None
 

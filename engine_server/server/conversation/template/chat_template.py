@@ -10,6 +10,9 @@ import jinja2
 import jinja2.meta
 import msgspec
 
+# Of a short conversation with three tools.
+MAX_CHARACTERS = 200_000
+
 
 class TemplateRefusedError(Exception):
     """A template raised an error for what it was given."""
@@ -62,6 +65,19 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
         except Exception as error:  # a template may raise any
             raise TemplateRefusedError(str(error)) from None
         return str(rendered[0][0])
+
+    def probe(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        opens: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Do the same for a short conversation. Raises TemplateRefusedError for a long text too."""
+        rendered = self.render(messages, tools or None, opens, variables)
+        if len(rendered) > MAX_CHARACTERS:
+            raise TemplateRefusedError(f"a short conversation is printed with {len(rendered)} characters")
+        return rendered
 
     @cached_property
     def variables(self) -> frozenset[str]:

@@ -55,8 +55,8 @@ def opening_of(
 ) -> str | None:
     """Return the text that a template adds to a conversation for the answer; None if it refuses the conversation."""
     try:
-        opened = template.render(messages, None, True, variables)
-        return added(opened, template.render(messages, None, False, variables))
+        opened = template.probe(messages, None, True, variables)
+        return added(opened, template.probe(messages, None, False, variables))
     except TemplateRefusedError:
         return None
 

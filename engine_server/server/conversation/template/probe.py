@@ -104,7 +104,7 @@ class Probe:
         if self.content == "parts":
             messages = [in_parts(message) if message.get("content") else message for message in messages]
         try:
-            return self._template.render(messages, self._tools, opens=messages[-1]["role"] != "assistant")
+            return self._template.probe(messages, self._tools, opens=messages[-1]["role"] != "assistant")
         except TemplateRefusedError:
             return None
 

@@ -10,6 +10,7 @@ from local_server import LocalServer, serving_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine_server import AsyncEngineArgs, AsyncLLM
+from engine_server.server.conversation.derivation.facts import facts_of
 from engine_server.server.loaded_model import loaded_model
 from engine_server.server.settings import ApiSettings
 
@@ -106,6 +107,6 @@ async def test_server_with_a_template_that_renders_no_documents_does_not_start(
     engine = AsyncLLM.from_engine_args(args)
     try:
         with pytest.raises(ValueError, match="roles query and document"):
-            loaded_model(engine, ApiSettings(), "{{ messages[0].content }}")
+            loaded_model(engine, ApiSettings(), "{{ messages[0].content }}", facts_of)
     finally:
         engine.shutdown()
