@@ -11,7 +11,7 @@ from engine_server.server.conversation.history.messages import Lost, template_me
 from engine_server.server.conversation.history.prefill import Prefill, prefilled_start
 from engine_server.server.conversation.history.turns import Conversation
 from engine_server.server.conversation.layout import Layout
-from engine_server.server.conversation.template.capabilities import ALL_CAPABILITIES
+from engine_server.server.conversation.template.capabilities import ALL_CAPABILITIES, Capabilities
 from engine_server.server.conversation.template.chat_template import (
     ChatTemplate,
     TemplateFaultError,
@@ -23,6 +23,9 @@ from engine_server.server.generation.prompts import num_characters
 from engine_server.server.generation.template_clock import stopped_clock
 from engine_server.server.generation.tool_use import ToolUse
 from engine_server.server.http.errors import ApiError
+
+# What a tool has that says nothing of itself but its name.
+WITHOUT_ANY = {"description": "", "parameters": {"type": "object", "properties": {}}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +109,7 @@ def chat_prompt(conversation: Conversation, layout: Layout, use: ToolUse | None)
     return ChatPrompt(
         layout=layout,
         messages=messages,
-        tools=use.definitions if use is not None and layout.takes_tools else None,
+        tools=None if use is None or not layout.takes_tools else defined(use.definitions, capabilities),
         open_answer=conversation.open_answer,
         prefill=prefill,
         variables=conversation.variables,
@@ -114,3 +117,10 @@ def chat_prompt(conversation: Conversation, layout: Layout, use: ToolUse | None)
         add_special_tokens=conversation.add_special_tokens,
         lost=lost,
     )
+
+
+def defined(tools: list[dict[str, Any]], capabilities: Capabilities) -> list[dict[str, Any]]:
+    """Return tools with all that the template reads of them."""
+    if capabilities.bare_tools:
+        return tools
+    return [{**tool, "function": {**WITHOUT_ANY, **tool["function"]}} for tool in tools]

@@ -6,10 +6,13 @@ from functools import cache
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
+from server.conversation.derivation.published_templates import TABLE, templates
 from server.conversation.histories import TEMPLATES, WHOLE, Turns, histories, requests_of, words_of
 from server.conversation.prompted import prompted
 from small_tokenizers import byte_level
+from tiers import tiered
 from transformers import PreTrainedTokenizerFast
 
 from engine_server.server.conversation.calls.form import CallForm
@@ -26,14 +29,16 @@ from engine_server.server.conversation.history.turns import (
 from engine_server.server.conversation.layout import Layout
 from engine_server.server.conversation.template.chat_template import ChatTemplate
 from engine_server.server.conversation.template.probe import capabilities_of
+from engine_server.server.generation.tool_use import ToolUse
 from engine_server.server.http.errors import ApiError
 
+PUBLISHED = sorted(name for rows in yaml.safe_load(TABLE.read_text("utf-8")).values() for name in rows)
 FORM = CallForm(text='<tool_call>{"name": "NAME", "arguments": ARGUMENTS}</tool_call>')
 
 
 @cache
 def layout_of(template: str, form: CallForm | None = FORM) -> Layout:
-    chat_template = ChatTemplate(template)
+    chat_template = ChatTemplate(template, dict(tokenizer_of(template).special_tokens_map))
     return Layout(
         "test",
         call=form,
@@ -43,7 +48,9 @@ def layout_of(template: str, form: CallForm | None = FORM) -> Layout:
 
 
 def tokenizer_of(template: str) -> Any:
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_level(()))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=byte_level(()), bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )
     tokenizer.chat_template = template
     return tokenizer
 
@@ -59,7 +66,11 @@ def printed(template: str, *turns: Turn, form: CallForm | None = FORM) -> tuple[
 @settings(max_examples=20)
 @given(turns=histories())
 def test_every_part_is_printed_or_named_and_alike_for_each_api(name: str, turns: Turns) -> None:
-    layout, tokenizer = layout_of(TEMPLATES[name]), tokenizer_of(TEMPLATES[name])
+    check(TEMPLATES[name], turns)
+
+
+def check(template: str, turns: Turns) -> None:
+    layout, tokenizer = layout_of(template), tokenizer_of(template)
     prompts = [prompted(request, layout) for request in requests_of(turns)]
     texts = [prompt.render(tokenizer, None)[0] for prompt in prompts]
     assert len(set(texts)) == 1
@@ -67,6 +78,15 @@ def test_every_part_is_printed_or_named_and_alike_for_each_api(name: str, turns:
     missing = set(words_of(turns)) - set(found)
     assert len(missing) <= len(prompts[0].lost)
     assert len(found) == len(set(found)), "a part is printed twice"
+
+
+@pytest.mark.parametrize(
+    "name", tiered(PUBLISHED, "trl/gptoss", "trl/gemma4", "axolotl/mistral_v2v3", more=PUBLISHED)
+)
+@settings(max_examples=15)
+@given(turns=histories())
+def test_published_templates_print_or_name_every_part_alike_for_each_api(name: str, turns: Turns) -> None:
+    check(templates()[name].text, turns)
 
 
 def user(text: str) -> Turn:
@@ -222,3 +242,13 @@ def test_long_history_takes_linear_time() -> None:
     calls = [turn for number in range(20_000) for turn in answer(call(str(number)))]
     messages = chat_prompt(Conversation(turns=tuple(calls)), layout_of(TEMPLATES["one call"]), None).messages
     assert len(json.dumps(messages)) > 2_000_000
+
+
+@pytest.mark.parametrize(
+    "reads", ["", "{% for t in tools or [] %}{{ t.function.description.strip() }}{% endfor %}"]
+)
+def test_tool_without_a_description_is_rendered(reads: str) -> None:
+    template, tool = reads + WHOLE, {"type": "function", "function": {"name": "f"}}
+    prompt = chat_prompt(Conversation(turns=(user("Hi"),)), layout_of(template), ToolUse([tool]))
+    assert prompt.render(tokenizer_of(template), None)[0] == "<user>Hi<assistant>"
+    assert (prompt.tools == [tool]) == (not reads)

@@ -28,6 +28,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
     # The content of a message is text, or a list of its parts.
     content: Literal["text", "parts"] = "text"
+    # A tool may have no description or no parameters.
+    bare_tools: bool = True
     system: bool = True
     # A second message of the system at the beginning, and one later.
     second_system: bool = True

@@ -53,6 +53,7 @@ def capabilities_of(template: ChatTemplate) -> Capabilities:
     loop = list(probe.sentinels(probe.loop(probe.answer("calls"))))
     return Capabilities(
         content=probe.content,
+        bare_tools=probe.takes_bare_tools(),
         system=bool(system),
         second_system=bool(system) and probe.has([*system, said("system", 2), user(3)]),
         later_system=bool(system)
@@ -93,7 +94,7 @@ class Probe:
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
-        self._tools = [TOOL] if template.takes_tools else None
+        self._tools: list[dict[str, Any]] | None = [TOOL] if template.takes_tools else None
         self.content: Literal["text", "parts"] = "text"
         self.arguments: Literal["any", "object", "text"] = "any"
         self.ids: IdForm = "any"
@@ -141,6 +142,13 @@ class Probe:
     def loop(self, *answer: Message) -> list[Message]:
         """Return a conversation with an answer that ends with a call, and the call's result."""
         return [user(1), *answer, self.result()]
+
+    def takes_bare_tools(self) -> bool:
+        """Return False if the template refuses tools that lack a description or parameters, and no others."""
+        whole, self._tools = self._tools, [{"type": "function", "function": {"name": NAME}}]
+        bare = self.render([user(1)])
+        self._tools = whole
+        return bare is not None or self.render([user(1)]) is None
 
     def form_of_arguments(self) -> Literal["any", "object", "text"]:
         """Return the form in which arguments are printed as JSON. Most templates do so with objects."""

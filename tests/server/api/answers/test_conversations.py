@@ -12,6 +12,7 @@ import openai
 import pytest
 from local_server import LocalServer, serving
 from pydantic import BaseModel
+from server.conversation.derivation.published_templates import templates
 from server.conversation.histories import ALTERNATING
 from thinking_models import write_template
 
@@ -46,9 +47,16 @@ class Model:
 
 THOUGHT = "<think>\nTHOUGHT\n</think>\n\nTEXT"
 CALL = '\n<tool_call>\n{"name": "paint", "arguments": {"colour": "COLOUR"}}\n</tool_call>'
-MODELS = {
-    "alternating turns": Model(ALTERNATING + TURNS, THOUGHT + CALL, THOUGHT),
-    "system first": Model(SYSTEM_FIRST + TURNS, THOUGHT + CALL, THOUGHT),
+ANALYSIS = "<|channel|>analysis<|message|>THOUGHT<|end|><|start|>assistant"
+CHANNELS = (
+    f"{ANALYSIS}<|channel|>commentary<|message|>TEXT<|end|><|start|>assistant"
+    '<|channel|>commentary to=functions.paint <|constrain|>json<|message|>{"colour": "COLOUR"}<|call|>',
+    f"{ANALYSIS}<|channel|>final<|message|>TEXT<|return|>",
+)
+MODELS: dict[str, Callable[[], Model]] = {
+    "alternating turns": lambda: Model(ALTERNATING + TURNS, THOUGHT + CALL, THOUGHT),
+    "system first": lambda: Model(SYSTEM_FIRST + TURNS, THOUGHT + CALL, THOUGHT),
+    "gpt-oss": lambda: Model(templates()["trl/gptoss"].text, *CHANNELS),
 }
 
 
@@ -56,7 +64,7 @@ MODELS = {
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, models: dict[str, str]
 ) -> Iterator[tuple[LocalServer, Model]]:
-    model = MODELS[request.param]
+    model = MODELS[request.param]()
     flag = write_template(tmp_path_factory.mktemp("conversation"), model.template)
     with serving(flag, "--max-model-len=4096", model=models["tokens"], names=["smollm2"]) as server:
         yield server, model
