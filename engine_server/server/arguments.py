@@ -165,6 +165,11 @@ class LogArguments:
         action="store", nargs=None, type=paths, metavar="PATHS",
     )  # fmt: skip
     disable_fastapi_docs: bool = argument(False, "no /openapi.json and /docs")
+    explain_template: bool = argument(
+        False,
+        "print the format of the model's answers and why it is used, as a file for --response-template, and end; no "
+        "weights are read",
+    )
 
 
 @dataclass(kw_only=True)

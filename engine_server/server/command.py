@@ -52,6 +52,8 @@ def main(argv: list[str]) -> int:
     raise_open_files_limit()
     try:
         check_vllm_flags(options)
+        if args.explain_template:
+            return explain(options)
         host, server = start(options, args, started)
     except ValueError as error:
         settings.fail(str(error))
@@ -66,6 +68,14 @@ def main(argv: list[str]) -> int:
         sys.stderr.flush()
         os._exit(status)
     return status
+
+
+def explain(options: Namespace) -> int:
+    """Print the format of the model's answers. Raises ValueError."""
+    from engine_server.server.explain_template import explain_template
+
+    print(explain_template(options, ApiSettings.of(options)), end="")
+    return 0
 
 
 def start(options: Namespace, args: ServerArgs, started: float) -> tuple[EngineHost, Server]:

@@ -32,16 +32,17 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase | None:
     """
     if config.skip_tokenizer_init:
         return None
-    return _load(config.tokenizer, config.trust_remote_code and Path(config.tokenizer).is_dir())
+    return read_tokenizer(config.tokenizer, config.trust_remote_code and Path(config.tokenizer).is_dir())
 
 
 @lru_cache(maxsize=ADAPTER_TOKENIZERS)
 def adapter_tokenizer(folder: str) -> PreTrainedTokenizerBase | None:
     """Return the tokenizer in an adapter's folder, or None if there is none. Raises ValueError for a wrong one."""
-    return _load(folder, False) if Path(folder, TOKENIZER_FILE).is_file() else None
+    return read_tokenizer(folder, False) if Path(folder, TOKENIZER_FILE).is_file() else None
 
 
-def _load(source: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+def read_tokenizer(source: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    """Return the tokenizer in a folder, or of a hub's name. Raises ValueError."""
     from transformers import AutoTokenizer  # imports torch, which takes seconds
 
     try:
@@ -67,7 +68,7 @@ def score_token_ids(words: Sequence[str], source: str) -> list[int]:
         raise ValueError(
             f"score_tokens has {len(words)} words; it takes a positive answer, or a negative one before it"
         )
-    backend = backend_of(_load(source, False))
+    backend = backend_of(read_tokenizer(source, False))
     tokens = []
     for word in words:
         token = backend.token_to_id(word)

@@ -35,8 +35,8 @@ class TemplateFacts(msgspec.Struct, frozen=True, kw_only=True):
     capabilities: Capabilities = ALL_CAPABILITIES
 
 
-def facts_of(template: ChatTemplate, derives_always: bool = False) -> TemplateFacts:
-    """Return what renderings of a template show. derives_always: also where a written format reads its answers."""
+def facts_of(template: ChatTemplate) -> TemplateFacts:
+    """Return what renderings of a template show."""
     if not template.text:
         return TemplateFacts()
     probes, reason = probes_of(template)
@@ -54,7 +54,7 @@ def facts_of(template: ChatTemplate, derives_always: bool = False) -> TemplateFa
     form: Derived | NotDerived = NOT_NEEDED
     if printed is None:
         form = NotDerived(reason)
-    elif written is None or derives_always:
+    elif written is None:
         form = derive_printed(printed)
     return TemplateFacts(
         written=written,

@@ -11,7 +11,7 @@ REASONING{{ OPEN }}{{ message.content }}{{ CLOSE }}CALLS<|end|>
 {{ message.content }}<|end|>
 {% endif %}
 {%- endfor %}{% if add_generation_prompt %}<|start|>assistant
-OPENING{% endif %}{{ tools and '' }}"""
+OPENING{% endif %}{% if tools %}{% endif %}"""
 THOUGHTS = (
     "{% if message.reasoning_content %}<think>\n{{ message.reasoning_content }}\n</think>\n\n{% endif %}"
 )
