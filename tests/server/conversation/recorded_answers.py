@@ -109,9 +109,18 @@ RECORDINGS["cohere"] = Recording(
     f'{{"tool_call_id": "0", "tool_name": "get_weather", "parameters": {ARGUMENTS}}},\n'
     '{"tool_call_id": "1", "tool_name": "now", "parameters": {}}]<|END_ACTION|>'
 )
-RECORDINGS["lfm2"] = RECORDINGS["lfm2_list"] = Recording(
+RECORDINGS["lfm2"] = Recording(
     f"{THOUGHT}{CONTENT}<|tool_call_start|>"
-    """[get_weather(city='Köln "Süd"\\n', days=3), now()]<|tool_call_end|>"""
+    "[get_weather(city='Köln \"S\\xfcd\"\\n', days=3), now()]<|tool_call_end|>"
+)
+RECORDINGS["olmo3"] = Recording(
+    f"{THOUGHT}{CONTENT}<function_calls>"
+    'get_weather(city="K\\u00f6ln \\"Süd\\"\\n", days=3)\nnow()</function_calls>'
+)
+RECORDINGS["llama4_python"] = Recording(
+    "<|python_start|>[get_weather(city = 'Köln \"Süd\"\\12', days=0x3,), now()]<|python_end|>",
+    reasoning="",
+    content="",
 )
 RECORDINGS["llama4"] = Recording(
     f"<|python_start|>{CONTENT}<|python_end|>"

@@ -20,7 +20,7 @@ from engine_server.structured.description import grammar_text
 
 DERIVED = [name for name, case in CASES.items() if case.written is None]
 DEMANDABLE = [*(name for name, found in FORMATS.items() if "call" in found), *DERIVED]
-DEFAULT = ("hermes", "qwen3_coder", "gemma4", "tags with types", "numbered objects in wrapped turns")
+DEFAULT = ("hermes", "qwen3_coder", "gemma4", "lfm2", "tags with types", "numbered objects in wrapped turns")
 FORM = {
     "type": "object",
     "properties": {"x": {"type": "boolean"}, "y": {"enum": ["a", "b", 3]}},

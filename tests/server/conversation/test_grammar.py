@@ -88,10 +88,10 @@ def written_call(name: str) -> str:
         arguments = "".join(
             found["tag"].replace("KEY", key).replace("VALUE", value) for key, value in values.items()
         )
-    elif "keywords" in found:
-        arguments = 'text="Köln\\n<b>", lines=3, mode="w"'
     elif "quote" in found:
         arguments = '{text:<|"|>Köln\n<b><|"|>,lines:3,mode:<|"|>w<|"|>}'
+    elif "keywords" in found:
+        arguments = 'text="Köln\\n<b>", lines=3, mode="w"'
     text = found["text"].replace("NAME", "write").replace("ARGUMENTS", arguments)
     return str(found.get("before", "") + text + found.get("after", ""))
 
@@ -215,7 +215,7 @@ def test_beginning_of_a_call_starts_one_of_a_strict_tool(name: str, tokens: bool
     if name == "gpt_oss":
         plain = "<|channel|>final<|message|>Hello."
         before = "<|channel|>commentary<|message|>Hello.<|end|><|start|>assistant"
-    elif name in ("llama3", "llama4"):
+    elif FORMATS[name]["call"].get("at_start"):
         before = ""
     use = ToolUse([{"function": {**WRITE["function"], "strict": True}}])
     grammar = grammar_of(name, PAST, use, None, tokens)

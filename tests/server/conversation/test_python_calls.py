@@ -1,47 +1,116 @@
-"""Calls and values of Python: what is read, whole and in pieces, is JSON."""
+"""Tool calls as Python writes them."""
 
+import ast
 import json
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from server.conversation.recorded_answers import reading
-from server.conversation.test_reader import calls_of, parse
+from server.conversation.test_reader import calls_of, parse, text_of
 
 from engine_server.server.conversation.calls.python_text import python_as_json
-from engine_server.server.generation.events import Text
+from engine_server.server.generation.events import Text, ToolCall
 
-VALUES = [
-    ("3", 3),
-    ("-1.5e-3", -0.0015),
-    ("True", True),
-    ("None", None),
-    ("null", None),
-    ("'it\\'s'", "it's"),
-    ('"say \\"x\\""', 'say "x"'),
-    ("'say \"x\"'", 'say "x"'),
-    ("'a\\nb\\\\c\\x'", "a\nb\\c\\x"),
-    ("'line\nend'", "line\nend"),
-    ("{'a': [True, None, 'False'], 'b': {}}", {"a": [True, None, "False"], "b": {}}),
-    ('{"a": [1, true, null]}', {"a": [1, True, None]}),
-    ("'(a=1), [b]'", "(a=1), [b]"),
-]
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+LITERALS = st.recursive(
+    SCALARS | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+)
 
 
-@pytest.mark.parametrize(("text", "value"), VALUES)
-def test_python_value_is_json(text: str, value: object) -> None:
-    assert json.loads(python_as_json(text)) == value
+def called(arguments: str) -> str:
+    return f"<|tool_call_start|>[get_weather({arguments})]<|tool_call_end|>"
 
 
-@pytest.mark.parametrize(("text", "value"), VALUES)
-def test_argument_has_a_value_of_python(text: str, value: object) -> None:
-    answer = f"<|tool_call_start|>[now(), now(a={text}, b_2='x')]<|tool_call_end|>"
-    for pieces in ([answer], list(answer)):
-        calls = calls_of(parse(reading("lfm2").reader(0), *pieces))
-        assert calls == [("now", {}), ("now", {"a": value, "b_2": "x"})]
+@given(value=LITERALS)
+def test_literal_is_read_as_python_reads_it(value: Any) -> None:
+    assert json.loads(python_as_json(repr(value))) == value
 
 
-@pytest.mark.parametrize("body", ["now", "now(", "now(a)", "now(a=1", "1 + 1 = 2", "[now() now]", "now(b=)"])
-def test_text_that_is_no_call_is_returned(body: str) -> None:
-    answer = f"<|tool_call_start|>{body}<|tool_call_end|>"
-    parts = parse(reading("lfm2", whole=True).reader(0), answer)
-    assert "".join(part.text for part in parts if isinstance(part, Text)) in (answer, "")
-    assert calls_of(parts) == ([] if body != "[now() now]" else [("now", {})])
+@pytest.mark.filterwarnings("ignore:invalid escape sequence")
+@pytest.mark.parametrize(
+    "written",
+    [
+        r"'\x41\101\0b\a\v\'\U0001f642'",
+        "'a\\\nb'",
+        "'(a=1), [b]'",
+        r"'\d \q'",
+        "[1, 2, ]",
+        "(1, (2,), ())",
+        "{'a': [None, True], \"b\": {}}",
+        "1_000",
+        "0xff",
+        ".5",
+        "5.",
+        "+4",
+        "-1e-3",
+        "9" * 200,
+    ],
+)
+def test_notations_that_json_lacks_are_read(written: str) -> None:
+    expected = json.loads(json.dumps(ast.literal_eval(written)))
+    assert json.loads(python_as_json(written)) == expected
+    for pieces in ([called(f"x={written}")], list(called(f"x={written}"))):
+        parts = parse(reading("lfm2", whole=True).reader(0), *pieces)
+        assert calls_of(parts) == [("get_weather", {"x": expected})]
+
+
+def test_string_may_have_line_ends() -> None:
+    assert json.loads(python_as_json("'line\nend'")) == "line\nend"
+
+
+@pytest.mark.parametrize("text", ["now", "now(", "1 + 1 = 2", "f (", "()"])
+def test_text_that_is_no_call_is_content(text: str) -> None:
+    answer = f"<|tool_call_start|>{text}<|tool_call_end|>"
+    for whole in (False, True):
+        assert parse(reading("lfm2", whole=whole).reader(0), *answer) == [Text(answer)]
+
+
+def test_constants_of_json_are_read() -> None:
+    parts = parse(reading("lfm2").reader(0), called("a=true, b=null, c={'d': [false, True, None]}"))
+    assert calls_of(parts) == [("get_weather", {"a": True, "b": None, "c": {"d": [False, True, None]}})]
+
+
+def test_argument_may_have_any_name() -> None:
+    parts = parse(reading("lfm2").reader(0), called("from-date=1, $ref = 2, größe=3"))
+    assert calls_of(parts) == [("get_weather", {"from-date": 1, "$ref": 2, "größe": 3})]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "'Paris'",
+        "city=",
+        "city=Paris",
+        "city='Paris",
+        "city=f(1)",
+        "x=1]",
+        "x={1, 2}",
+        "x=r'a'",
+        "**{}",
+        "x=1 2",
+    ],
+)
+def test_malformed_call_is_content_of_a_whole_answer(arguments: str) -> None:
+    text = called(arguments)
+    for pieces in ([text], list(text)):
+        assert parse(reading("lfm2", whole=True).reader(0), *pieces) == [Text(text)]
+
+
+@pytest.mark.parametrize("text", ["[1] is a source.", "[get_weather] is a tool.", "Call [get_weather()]."])
+def test_brackets_are_text_unless_an_answer_begins_with_a_call(text: str) -> None:
+    for pieces in ([text], list(text)):
+        assert text_of(parse(reading("llama4_python").reader(0), *pieces), Text) == text
+
+
+def test_calls_need_no_mark_where_an_answer_begins_with_them() -> None:
+    parts = parse(reading("llama4_python").reader(0), *"[now(), get_weather(days=1)]<|eot|>")
+    assert calls_of(parts) == [("now", {}), ("get_weather", {"days": 1})]
+
+
+def test_number_of_a_cut_call_is_sent() -> None:
+    (part,) = parse(reading("lfm2").reader(0), *"<|tool_call_start|>[get_weather(city='Köln', days=12")
+    assert isinstance(part, ToolCall)
+    assert part.arguments == '{"city": "Köln", "days": 12'

@@ -15,9 +15,9 @@ from engine_server.server.generation.events import Part, Reasoning, Text, ToolCa
 from engine_server.server.generation.parts import join_parts
 
 FORMAT_NAMES = sorted(RECORDINGS)
-# Of calls as JSON, with tags for parameters, and with quotes of their own.
+# Of calls as JSON, with tags for parameters, with quotes of their own, and as Python.
 by_format = pytest.mark.parametrize(
-    "name", tiered(FORMAT_NAMES, "hermes", "qwen3_coder", "gemma4", more=FORMAT_NAMES)
+    "name", tiered(FORMAT_NAMES, "hermes", "qwen3_coder", "gemma4", "lfm2", more=FORMAT_NAMES)
 )
 
 
@@ -128,6 +128,10 @@ LONG_CALLS = {
     "gemma4": (
         f'<|tool_call>call:get_weather{{city:<|"|>{LONG}<|"|>}}<tool_call|>',
         json.dumps({"city": LONG}, separators=(",", ":")),
+    ),
+    "lfm2": (
+        f"<|tool_call_start|>[get_weather(city={json.dumps(LONG)})]<|tool_call_end|>",
+        json.dumps({"city": LONG}),
     ),
 }
 

@@ -6,12 +6,11 @@ Arguments are held to their schemas' types and listed values; deeper values are 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
-from engine_server.server.conversation.calls.literals import Literals, quoted, text_before
+from engine_server.server.conversation.calls.literals import Literals, text_before
+from engine_server.server.conversation.calls.pair_grammar import pairs
 from engine_server.structured.schema import unmended_json_rule
-from engine_server.structured.schemas.alternatives import ObjectForm
 from engine_server.structured.schemas.arguments import Argument, Arguments
 
 # Keys that no schema declares.
@@ -38,51 +37,14 @@ def dialect_arguments(name: str, quote: str, schema: Any | None, literals: Liter
     """Return the arguments of a call as a part of a rule, and further rules. schema: None for any arguments."""
     if schema is None:
         return "any_object", []
-
-    def bare_key(key: str, argument: Argument) -> str:
-        return f"{quoted(f'{key}:')} {value(argument, quote, literals)}"
-
-    arguments = Arguments(schema)
-    forms, rules = [], []
-    for number, form in enumerate(arguments.forms or [ObjectForm()]):
-        own = f"{name}_{number}"
-        rules += form_rules(own, form, arguments, bare_key, '","')
-        forms.append(f"{own}_first_0")
-    return f'"{{" ({" | ".join(forms)}) "}}"', rules
+    written, rules = pairs(
+        name, Arguments(schema), ":", ",", lambda argument: values(argument, quote, literals)
+    )
+    return f'"{{" {written} "}}"', rules
 
 
-def form_rules(
-    name: str,
-    form: ObjectForm,
-    arguments: Arguments,
-    write: Callable[[str, Argument], str],
-    separator: str,
-) -> list[str]:
-    """Return the rules of one form of the arguments, in the order of the schema.
-
-    write: returns the body of a rule for an argument. separator: between two, as a part of a rule.
-    """
-    rules = []
-    keys = list(form.properties)
-    for number, key in enumerate(keys):
-        pair = write(key, arguments.argument(form, key))
-        first, following, rest = (
-            f"{name}_first_{number + 1}",
-            f"{name}_then_{number}",
-            f"{name}_then_{number + 1}",
-        )
-        if key in form.required:
-            rules += [f"{name}_first_{number}: {pair} {rest}", f"{following}: {separator} {pair} {rest}"]
-        else:
-            rules += [
-                f"{name}_first_{number}: {pair} {rest} | {first}",
-                f"{following}: ({separator} {pair})? {rest}",
-            ]
-    return [*rules, f'{name}_first_{len(keys)}: ""', f'{name}_then_{len(keys)}: ""']
-
-
-def value(argument: Argument, quote: str, literals: Literals) -> str:
-    """Return the body of a rule for a value of an argument."""
+def values(argument: Argument, quote: str, literals: Literals) -> list[str]:
+    """Return the values of an argument, each a part of a rule."""
     ways: list[str] = []
     for kind in sorted(argument.allowed.types):
         listed = argument.allowed[kind]
@@ -93,7 +55,7 @@ def value(argument: Argument, quote: str, literals: Literals) -> str:
             ways.append(unmended_json_rule({**argument.others, "type": kind}))
         else:
             ways.append({"string": "any_text", "array": "any_array", "object": "any_object"}[kind])
-    return f"({' | '.join(ways)})"
+    return ways
 
 
 def has_scalars(schema: Any) -> bool:

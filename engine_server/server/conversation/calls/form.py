@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine_server.server.conversation.calls.dialect_grammar import dialect_arguments
+from engine_server.server.conversation.calls.keyword_grammar import Constants, keyword_arguments
 from engine_server.server.conversation.calls.literals import Literals, text_before
-from engine_server.server.conversation.calls.python_grammar import keyword_arguments
 from engine_server.server.conversation.calls.tag_grammar import CallRules
 from engine_server.server.generation.tool_use import ANY_OBJECT
 from engine_server.structured.schema import json_rule
@@ -40,8 +40,8 @@ class CallForm:
     other_tag: str | None = None
     # Delimits strings in arguments that are JSON with bare keys.
     quote: str | None = None
-    # The arguments are Python's keyword arguments.
-    keywords: bool = False
+    # Arguments are Python's keywords, with its constants or JSON's.
+    keywords: Constants | None = None
     at_most_one: bool = False
     # An answer with a call begins with it.
     at_start: bool = False
@@ -109,10 +109,10 @@ def call_rules(name: str, form: CallForm, tool: str, schema: Any | None, literal
         return CallRules(name, begin, end, tags, Arguments(schema), literals).rules()
     if form.tag is not None:
         arguments, rules = any_tags(name, form.tag, form.other_tag, literals)
-    elif form.keywords:
-        arguments, rules = keyword_arguments(name, schema)
     elif form.quote is not None:
         arguments, rules = dialect_arguments(name, form.quote, schema, literals)
+    elif form.keywords is not None:
+        arguments, rules = keyword_arguments(name, form.keywords, schema, literals)
     else:
         arguments, rules = json_rule(ANY_OBJECT if schema is None else schema), []
     return [f"{name}: {begin} {arguments} {end}", *rules]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 
 from engine_server.server.conversation.calls.events import (
     ArgumentText,
@@ -13,9 +12,7 @@ from engine_server.server.conversation.calls.events import (
     Malformed,
 )
 from engine_server.server.conversation.calls.json_text import WHITESPACE, JsonValue, is_json_object
-
-# Characters before, between and after calls.
-SEPARATORS = WHITESPACE + ",;[]"
+from engine_server.server.conversation.calls.steps import CallSteps
 
 
 class JsonArguments:
@@ -52,19 +49,16 @@ class JsonArguments:
         return [Malformed()]
 
 
-class JsonCalls:
+class JsonCalls(CallSteps):
     """Reads a region of JSON objects, each a call with its name and arguments under `name_key` and `arguments_key`.
 
     name_key: None for objects of which the only key is a call's name, and the value its arguments.
     """
 
     def __init__(self, name_key: str | None, arguments_key: str) -> None:
+        super().__init__()
         self._name_key = name_key
         self._arguments_key = arguments_key
-        # Reads from a place of the text on, and returns the place after it.
-        self._step: Callable[[str, int, list[CallEvent]], int] = self._between_calls
-        self._failed = False
-        self._any_call = False
         self._value = JsonValue()
         self._key = ""
         # A key, or a value that isn't streamed.
@@ -75,32 +69,11 @@ class JsonCalls:
         # Arguments that precede the name.
         self._held: list[str] = []
 
-    def feed(self, text: str) -> list[CallEvent]:
-        events: list[CallEvent] = []
-        place = 0
-        while place < len(text) and not self._failed:
-            place = self._step(text, place, events)
-        return events
-
-    def close(self, terminated: bool) -> list[CallEvent]:
-        if self._failed or (self._step == self._between_calls and self._any_call):
-            return []
-        return [Malformed()]
-
-    def _fail(self, events: list[CallEvent], text: str) -> int:
-        self._failed = True
-        events.append(Malformed())
-        return len(text)
-
-    def _between_calls(self, text: str, place: int, events: list[CallEvent]) -> int:
-        if text[place] == "{":
-            self._name, self._started, self._has_arguments, self._held = None, False, False, []
-            self._step = self._member
-        elif text[place] not in SEPARATORS:
-            if self._any_call:  # such as the beginning of a delimiter, where the answer was cut
-                self._failed = True
-                return len(text)
-            return self._fail(events, text)
+    def _begin(self, text: str, place: int) -> int | None:
+        if text[place] != "{":
+            return None
+        self._name, self._started, self._has_arguments, self._held = None, False, False, []
+        self._step = self._member
         return place + 1
 
     def _member(self, text: str, place: int, events: list[CallEvent]) -> int:

@@ -1,94 +1,93 @@
-"""Tool calls that are calls of Python, with keyword arguments."""
+"""Tool calls as Python writes them, with a name for every argument: `f(x="a", n=[1]), g()`."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 
-from engine_server.server.conversation.calls.events import (
-    ArgumentText,
-    CallEnded,
-    CallEvent,
-    CallStarted,
-    Malformed,
-)
-from engine_server.server.conversation.calls.json_calls import SEPARATORS
+from engine_server.server.conversation.calls.events import ArgumentText, CallEnded, CallEvent, CallStarted
 from engine_server.server.conversation.calls.json_text import WHITESPACE
 from engine_server.server.conversation.calls.python_text import PythonValue
+from engine_server.server.conversation.calls.steps import CallSteps
 
-IN_NAME = re.compile(r"[\w.-]")
-# A longer word names nothing.
+# The names of tools and arguments have no more characters.
 MAX_NAME = 256
+IN_NAME = re.compile(r"[\w.-]")
+# Arguments of a schema may have any names but those with these characters.
+NOT_IN_KEY = "()[]{}'\",\r\n"
 
 
-class PythonCalls:
-    """Reads a region of calls such as `[f(a=1, b="x"), g()]`."""
+class PythonCalls(CallSteps):
+    """Reads a region of calls, separated by commas or lines, with or without the brackets of a list."""
 
     def __init__(self) -> None:
-        # Reads from a place of the text on, and returns the place after it.
-        self._step: Callable[[str, int, list[CallEvent]], int] = self._between_calls
-        self._failed = False
-        self._any_call = False
-        # The name of the call or of the argument.
-        self._word = ""
-        self._first = True
+        super().__init__()
+        self._name = ""
+        self._key = ""
         self._value = PythonValue()
-
-    def feed(self, text: str) -> list[CallEvent]:
-        events: list[CallEvent] = []
-        place = 0
-        while place < len(text) and not self._failed:
-            place = self._step(text, place, events)
-        return events
+        self._has_value = False
+        # The name of the call was passed on, with its first argument or its end.
+        self._started = False
 
     def close(self, terminated: bool) -> list[CallEvent]:
-        done = self._step == self._between_calls and self._any_call and not self._word
-        return [] if self._failed or done else [Malformed()]
+        held = self._value.end() if self._step == self._read_value else ""
+        return [*([ArgumentText(held)] if held else []), *super().close(terminated)]
 
-    def _between_calls(self, text: str, place: int, events: list[CallEvent]) -> int:
-        character = text[place]
-        if character == "(" and self._word:
-            events.append(CallStarted(self._word))
-            self._word, self._first = "", True
+    def _begin(self, text: str, place: int) -> int | None:
+        if not IN_NAME.fullmatch(text[place]):
+            return None
+        self._name, self._started = text[place], False
+        self._step = self._read_name
+        return place + 1
+
+    def _read_name(self, text: str, place: int, events: list[CallEvent]) -> int:
+        if text[place] == "(":
             self._step = self._between_arguments
-        elif self._is_word(character):
-            self._word += character
-        elif self._word or character not in SEPARATORS:
-            return self._fail(text, events)
+        elif IN_NAME.fullmatch(text[place]) and len(self._name) < MAX_NAME:
+            self._name += text[place]
+        else:
+            return self._fail(events, text)
         return place + 1
 
     def _between_arguments(self, text: str, place: int, events: list[CallEvent]) -> int:
         character = text[place]
-        if character == "=" and self._word:
-            key = json.dumps(self._word, ensure_ascii=False)
-            events.append(ArgumentText(f"{'{' if self._first else ', '}{key}: "))
-            self._word, self._first = "", False
-            self._value = PythonValue()
-            self._step = self._argument
-        elif character == ")" and not self._word:
-            events += [ArgumentText("{}" if self._first else "}"), CallEnded()]
+        if character == ")":
+            self._open(events)
+            events += [ArgumentText("}"), CallEnded()]
             self._any_call = True
             self._step = self._between_calls
-        elif self._is_word(character):
-            self._word += character
-        elif self._word or character not in WHITESPACE + ",":
-            return self._fail(text, events)
+        elif character not in WHITESPACE + ",":
+            self._key = ""
+            self._step = self._read_key
+            return place
         return place + 1
 
-    def _argument(self, text: str, place: int, events: list[CallEvent]) -> int:
+    def _read_key(self, text: str, place: int, events: list[CallEvent]) -> int:
+        if text[place] == "=" and self._key:
+            separator = ", " if self._started else ""
+            self._open(events)
+            events.append(ArgumentText(f"{separator}{json.dumps(self._key.strip(), ensure_ascii=False)}: "))
+            self._value, self._has_value = PythonValue(), False
+            self._step = self._read_value
+        elif text[place] in NOT_IN_KEY or len(self._key) == MAX_NAME:
+            return self._fail(events, text)
+        else:
+            self._key += text[place]
+        return place + 1
+
+    def _read_value(self, text: str, place: int, events: list[CallEvent]) -> int:
         piece, place = self._value.feed(text, place)
+        self._has_value |= bool(piece.strip())
         if piece:
             events.append(ArgumentText(piece))
         if self._value.ended:
+            if not self._has_value:
+                return self._fail(events, text)
             self._step = self._between_arguments
         return place
 
-    def _is_word(self, character: str) -> bool:
-        return bool(IN_NAME.match(character)) and len(self._word) < MAX_NAME
-
-    def _fail(self, text: str, events: list[CallEvent]) -> int:
-        self._failed = True
-        if not (self._any_call and self._step == self._between_calls):
-            events.append(Malformed())
-        return len(text)
+    def _open(self, events: list[CallEvent]) -> None:
+        """Begin the call and its arguments, unless they have begun."""
+        if not self._started:
+            self._started = True
+            events += [CallStarted(self._name), ArgumentText("{")]

@@ -27,11 +27,15 @@ from engine_server.structured.schemas.arguments import NO_TYPES
 
 CAPTURED_NAME = "{name}"
 WHOLE_CONTENT = "{content}"
+# Our addition to a field's arguments: the region has calls of Python.
+PYTHON_CALLS = "python_calls"
 
 
 def reader_factory(field: ResponseTemplateField) -> ReaderFactory:
     """Return the readers for a field, which stream a call where the field's content allows it."""
     name, arguments = call_places(field)
+    if field.content_args.get(PYTHON_CALLS):
+        return lambda captures, properties: PythonCalls()
     if field.content == "json":
         make: ReaderFactory | None = None
         if name == CAPTURED_NAME and arguments == WHOLE_CONTENT:
@@ -42,8 +46,6 @@ def reader_factory(field: ResponseTemplateField) -> ReaderFactory:
             make = lambda captures, properties: JsonCalls(*keys)  # noqa: E731
         if make is not None:
             return in_dialect(make, field.content_args)
-    elif field.content_args.get("python_calls"):
-        return lambda captures, properties: PythonCalls()
     elif field.content == "xml-inline" and name == CAPTURED_NAME and arguments == WHOLE_CONTENT:
         plain = not field.content_args.get("value_parser") and not field.content_args.get("merge_duplicates")
         argument = argument_region(field.content_args["tag_pattern"]) if plain else None

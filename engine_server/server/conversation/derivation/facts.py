@@ -79,8 +79,11 @@ def refuted_formats(
     """Return the formats before the first that reads printed answers, each with the reason why it doesn't."""
     refuted = {}
     for name in names:
+        entry = written_formats()[name]
+        if entry.get("asked_for"):
+            break
         try:
-            prove(printed, fitted(written_formats()[name], template, reasoning))
+            prove(printed, fitted(entry, template, reasoning))
             break
         except UnknownFormError as error:
             refuted[name] = str(error)

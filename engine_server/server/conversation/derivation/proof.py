@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from engine_server.server.conversation.calls.form import IDENTIFIER, INDEX, CallForm
+from engine_server.server.conversation.calls.keyword_grammar import write_keywords
 from engine_server.server.conversation.derivation.answers import TOOLS, AnswerSource
 from engine_server.server.conversation.derivation.pieces import marks_in
 from engine_server.server.conversation.derivation.printed import PrintedAnswers
@@ -45,7 +46,7 @@ def prove(printed: PrintedAnswers, entry: Entry, proofs: int = PROOFS) -> None:
 
 
 def forbidden_texts(entry: Entry) -> list[str]:
-    """Return the delimiters of a form, which in text nothing tells from those that delimit."""
+    """Return the texts of a form which nothing tells from its delimiters: those themselves, and unescaped quotes."""
     literals = [
         text.replace("\\", "") for key in ("call", "template", "channels") for text in strings(entry.get(key))
     ]
@@ -61,10 +62,9 @@ def forbidden_texts(entry: Entry) -> list[str]:
         if tag is not None:
             fixed += [tag.partition("KEY")[0], tag.partition("VALUE")[2]]
     whole = [text.strip() for text in fixed if not marks_in(text) and len(text.strip()) > 2]
-    if form.keywords:  # some templates don't escape them
-        whole += ["'", "\\"]
     reasoning = entry.get("template", {"fields": {}})["fields"].get(REASONING_FIELDS[0], {})
-    return list(dict.fromkeys([*marks, *whole, *strings(reasoning)]))
+    unescaped = entry.get("unescaped", [])
+    return list(dict.fromkeys([*marks, *whole, *strings(reasoning), *unescaped]))
 
 
 @dataclass(frozen=True)
@@ -144,8 +144,8 @@ def write_call(form: CallForm, index: int, name: str, arguments: Mapping[str, An
         for text in (form.beginning, form.middle, form.end)
     )
     written = json.dumps(arguments, ensure_ascii=False)
-    if form.keywords:
-        written = ", ".join(f"{key}={json.dumps(value)}" for key, value in arguments.items())
+    if form.keywords is not None:
+        written = write_keywords(arguments, form.keywords)
     if form.tag is not None:
         written = "".join(write_argument(form, *argument) for argument in arguments.items())
     return f"{beginning}{name}{middle}{written}{end}"
