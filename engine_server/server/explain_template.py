@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import yaml
 
 from engine_server.contract.model_uri import HubRepository
@@ -30,9 +31,11 @@ def explain_template(options: Namespace, settings: ApiSettings) -> str:
     No weights are read. Raises ValueError for a model without a tokenizer, or for a bad template.
     """
     with TemplateProcess() as process:
-        from engine_server.server.conversation.chat_template import ChatTemplate  # imports transformers
         from engine_server.server.conversation.derivation.probes import Probes
         from engine_server.server.conversation.find_layout import find_format, refusals
+        from engine_server.server.conversation.template.chat_template import (
+            ChatTemplate,  # imports transformers
+        )
 
         source = options.tokenizer or tokenizer_source(options.model, options.load_format)
         tokenizer = read_tokenizer(source, options.trust_remote_code and Path(source).is_dir())
@@ -50,7 +53,8 @@ def explain_template(options: Namespace, settings: ApiSettings) -> str:
         f"the chat template takes tools: {'yes' if template.takes_tools else 'no'}",
     ]
     lines += [f"opening: {one!r}" for one in Probes(template).openings]
-    lines += [f"arguments as text: {facts.text_arguments}"]
+    capabilities = msgspec.json.encode(facts.capabilities).decode()
+    lines += [f"capabilities: {capabilities}"]
     lines += [f"not used: {reason}" for reason in refusals(facts)]
     entry = {key: value for key, value in found.entry.items() if key not in CHOICE}
     written = yaml.dump(entry, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=math.inf)

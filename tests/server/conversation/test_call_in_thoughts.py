@@ -28,7 +28,7 @@ def call_of(name: str, tool: str) -> str:
     """Return a call as a model of a format writes it, without arguments that are tags."""
     call = our_layout(name).call
     assert call is not None
-    arguments = "" if call.tag else "{}"
+    arguments = "" if call.tag or call.keywords else "{}"
     return f"{beginning(name)}{tool}{call.middle}{arguments}{call.end}{call.after}"
 
 
