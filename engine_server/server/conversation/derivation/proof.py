@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine_server.server.conversation.calls.form import IDENTIFIER, INDEX, CallForm
-from engine_server.server.conversation.calls.keyword_grammar import write_keywords
+from engine_server.server.conversation.calls.form import CallForm
+from engine_server.server.conversation.calls.written import write_calls
 from engine_server.server.conversation.derivation.answers import TOOLS, AnswerSource
 from engine_server.server.conversation.derivation.pieces import marks_in
 from engine_server.server.conversation.derivation.printed import PrintedAnswers
-from engine_server.server.conversation.derivation.probes import IDS, Answer, Probes, UnknownFormError
+from engine_server.server.conversation.derivation.probes import Answer, Probes, UnknownFormError
 from engine_server.server.conversation.formats import Entry, response_template
 from engine_server.server.conversation.layout import AnswerRegions
 from engine_server.server.conversation.reader import ReadAnswer
@@ -130,30 +130,3 @@ def calls_in(parts: Sequence[Part]) -> Iterator[tuple[str, Any]]:
 def canonical(answer: Answer) -> str:
     """Return an answer as text in which values of different types differ."""
     return json.dumps([answer.content, answer.reasoning, answer.calls], sort_keys=True)
-
-
-def write_calls(form: CallForm, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-    """Return calls as a grammar of their form lets a model write them."""
-    texts = [write_call(form, index, *call) for index, call in enumerate(calls)]
-    return form.before + form.separator.join(texts) + form.after
-
-
-def write_call(form: CallForm, index: int, name: str, arguments: Mapping[str, Any]) -> str:
-    beginning, middle, end = (
-        text.replace(INDEX, str(index)).replace(IDENTIFIER, IDS[0])
-        for text in (form.beginning, form.middle, form.end)
-    )
-    written = json.dumps(arguments, ensure_ascii=False)
-    if form.keywords is not None:
-        written = write_keywords(arguments, form.keywords)
-    if form.tag is not None:
-        written = "".join(write_argument(form, *argument) for argument in arguments.items())
-    return f"{beginning}{name}{middle}{written}{end}"
-
-
-def write_argument(form: CallForm, key: str, value: Any) -> str:
-    is_text = isinstance(value, str)
-    tag = form.tag if is_text else form.other_tag or form.tag
-    assert tag is not None
-    written = value if is_text else json.dumps(value, ensure_ascii=False)
-    return tag.replace("KEY", key, 1).replace("VALUE", written, 1)

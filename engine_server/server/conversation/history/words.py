@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from engine_server.server.conversation.calls.form import CallForm
+from engine_server.server.conversation.calls.written import write_calls
 from engine_server.server.conversation.history.turns import Call, Result, Text, Turn
 
 # In the words with which the models of the Hermes format are trained.
@@ -42,10 +43,4 @@ def result_in_words(result: Result) -> Text:
 
 def calls_in_words(calls: Sequence[Call], form: CallForm) -> Text:
     """Return calls as the model writes them."""
-    written = (
-        form.text.replace("NAME", call.name).replace(
-            "ARGUMENTS", json.dumps(call.arguments, ensure_ascii=False)
-        )
-        for call in calls
-    )
-    return Text(f"{form.before}{form.separator.join(written)}{form.after}")
+    return Text(write_calls(form, [(call.name, call.arguments) for call in calls]))
