@@ -108,7 +108,7 @@ test: ## a test of each behaviour; TIER=more: matrices and corners; TIER=all; ON
 test-oldest: $(VENV)/.oldest $(VENV)/.native ## the tests that depend on transformers, with the oldest supported one
 	@TRANSFORMERS=$(OLDEST) PYTHONPATH=$(CURDIR)/$(VENV)/oldest OMP_NUM_THREADS=1 $(BIN)/pytest -q \
 		--numprocesses logical --maxprocesses 4 --dist loadfile -m 'transformers and not e2e' tests/engine tests/core tests/modeling \
-		tests/test_foreign_internals.py
+		tests/server/conversation tests/test_foreign_internals.py
 
 .PHONY: test-tools
 test-tools: $(VENV)/bin/python ## download helm, envtest and CRDs, which make test and make lint then use

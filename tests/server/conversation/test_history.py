@@ -32,6 +32,8 @@ from engine_server.server.conversation.template.probe import capabilities_of
 from engine_server.server.generation.tool_use import ToolUse
 from engine_server.server.http.errors import ApiError
 
+pytestmark = pytest.mark.transformers
+
 PUBLISHED = sorted(name for rows in yaml.safe_load(TABLE.read_text("utf-8")).values() for name in rows)
 FORM = CallForm(text='<tool_call>{"name": "NAME", "arguments": ARGUMENTS}</tool_call>')
 
@@ -226,7 +228,7 @@ def test_result_may_be_an_error_with_parts_that_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("template", "named"),
     [
-        ("{% set ns = namespace() %}{% set ns._x = 1 %}", "the model's chat template can't be rendered"),
+        ("{{ messages.append(1) }}", "the model's chat template can't be rendered"),
         ("{% for %}", "the model's chat template can't be rendered"),
         ("{{ raise_exception('not so') }}", "messages don't fit the model's chat template: not so"),
     ],
