@@ -14,6 +14,8 @@ from engine_server.server.conversation.calls.events import (
 )
 from engine_server.server.conversation.calls.json_text import WHITESPACE, JsonValue, is_json_object
 
+# Models write either key for the arguments, whatever their template does.
+ARGUMENT_KEYS = ("arguments", "parameters")
 # Characters before, between and after calls.
 SEPARATORS = WHITESPACE + ",;[]"
 
@@ -60,7 +62,9 @@ class JsonCalls:
 
     def __init__(self, name_key: str | None, arguments_key: str) -> None:
         self._name_key = name_key
-        self._arguments_key = arguments_key
+        self._argument_keys = {arguments_key}
+        if arguments_key in ARGUMENT_KEYS:
+            self._argument_keys.update(ARGUMENT_KEYS)
         # Reads from a place of the text on, and returns the place after it.
         self._step: Callable[[str, int, list[CallEvent]], int] = self._between_calls
         self._failed = False
@@ -126,7 +130,7 @@ class JsonCalls:
                 return self._fail(events, text)
             self._key = key
             if self._name_key is None and not self._has_arguments:
-                self._name, self._key = key, self._arguments_key
+                self._name, self._key = key, ""
             self._step = self._colon
         return place
 
@@ -140,7 +144,7 @@ class JsonCalls:
 
     def _read_value(self, text: str, place: int, events: list[CallEvent]) -> int:
         piece, place = self._value.feed(text, place)
-        is_arguments = self._key == self._arguments_key and not self._has_arguments
+        is_arguments = self._key in self._argument_keys and not self._has_arguments
         if is_arguments and self._value.first == "{":
             self._add_arguments(piece, events)
         elif is_arguments or self._key == self._name_key:
