@@ -10,7 +10,12 @@ from engine_server.requests.reasoning import Mark
 from engine_server.server.conversation.channels import Channels
 from engine_server.server.conversation.layout import AnswerRegions, Layout, ReasoningMarks
 from engine_server.server.conversation.marks import MarkTokens
-from engine_server.server.conversation.response_template import CALL_FIELD, REASONING_FIELDS, read_regions
+from engine_server.server.conversation.response_template import (
+    END_FIELD,
+    REASONING_FIELDS,
+    is_call,
+    read_regions,
+)
 
 # Returns the tokens of a text.
 Encode = Callable[[str], Sequence[int]]
@@ -25,7 +30,7 @@ def with_regions(layout: Layout, added_tokens: Mapping[int, str], encode: Encode
     assert template is not None
     try:
         with_calls = read_regions(added_tokens, template, channels)
-        textual = without_field(template, CALL_FIELD)
+        textual = without_calls_of(template)
         without = channels and replace(channels, calls=False)
         without_calls = AnswerRegions()
         if textual["fields"]:
@@ -96,5 +101,9 @@ def as_list(value: str | list[str]) -> list[str]:
     return [value] if isinstance(value, str) else list(value)
 
 
-def without_field(template: Mapping[str, Any], name: str) -> dict[str, Any]:
-    return {**template, "fields": {key: field for key, field in template["fields"].items() if key != name}}
+def without_calls_of(template: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a response template without its fields of calls."""
+    fields = {
+        name: field for name, field in template["fields"].items() if not is_call(name) and name != END_FIELD
+    }
+    return {**template, "fields": fields}

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from engine_server.server.conversation.channels import Channels
-from engine_server.server.conversation.response_template import REASONING_FIELDS
+from engine_server.server.conversation.response_template import CALL_FIELD, REASONING_FIELDS, VARIANT
 
 FORMATS = "formats.yaml"
 Entry = Mapping[str, Any]
@@ -56,4 +56,8 @@ def response_template(entry: Entry) -> tuple[dict[str, Any], Channels | None]:
     if "channels" in entry:
         channels = Channels(**entry["channels"])
         return channels.template(), channels
-    return {"start_anchor": "\0", **entry["template"]}, None
+    template = entry["template"]
+    fields = dict(template["fields"])
+    for number, variant in enumerate(entry.get("variants", ()), 1):
+        fields[f"{VARIANT}{number}"] = {**fields[CALL_FIELD], **variant}
+    return {"start_anchor": "\0", **template, "fields": fields}, None

@@ -100,6 +100,8 @@ class AnswerReader:
         self._space: list[str] = []
         # Only white space came since the last region.
         self._at_border = False
+        # Nothing but white space came since the last call.
+        self._follows_call = False
         # The reader of the region of calls in which the text is; None outside and after a malformed call.
         self._reader: CallReader | None = None
         # The text of that region; None once a call of it was sent.
@@ -140,6 +142,8 @@ class AnswerReader:
 
     def _read(self, event: Event) -> None:
         match event:
+            case Opened(region=region, text=text) if region.follows_calls and not self._follows_call:
+                self._add_text(False, self._marks.plain(text))
             case Opened(kind=kind, region=region, text=text, captures=captures):
                 self._raw = [*self._space, text]
                 self._space, self._at_border = [], True
@@ -153,9 +157,10 @@ class AnswerReader:
                 self._read_calls(self._reader.feed(text))
             case Body(kind=kind, text=text):
                 self._add_text(kind == "reasoning", self._marks.plain(text))
-            case Closed(text=text) if self._reader is not None:
+            case Closed(text=text, interrupted=interrupted) if self._reader is not None:
                 self._keep(text)
-                self._read_calls(self._reader.close(bool(text)))
+                self._read_calls(self._reader.close(bool(text) or interrupted))
+                self._follows_call = self._reader is not None
                 if self._reader is not None and self._answer.whole:
                     self._parts += [part for call in self._region for part in call if self._is_wanted(part)]
                 self._reader, self._at_border = None, True
@@ -170,6 +175,7 @@ class AnswerReader:
             if not text:
                 return
             self._at_border = False
+        self._follows_call = False
         visible = text.rstrip()
         if not visible:
             self._space.append(text)

@@ -77,6 +77,10 @@ class Region:
     interrupts: bool = False
     # Chooses the kind by the groups of the beginning, which it may change; None: it is always the same.
     route: Callable[[Mapping[str, str]], tuple[Kind, Mapping[str, str]]] | None = None
+    # It begins a call only of a tool that may be called; otherwise it is text.
+    only_known_tools: bool = False
+    # It is a beginning alone, which may follow a call, and is text elsewhere.
+    follows_calls: bool = False
 
 
 CONTENT = Region("content", "content")
@@ -106,6 +110,8 @@ class Closed:
 
     kind: Kind
     text: str
+    # Another region begins.
+    interrupted: bool = False
 
 
 Event = Opened | Body | Closed
@@ -222,12 +228,15 @@ class RegionScanner:
 
     def _open(self, events: list[Event], region: Region, match: Any) -> None:
         if self._region is not self._content:
-            events.append(Closed(self.kind, ""))
+            events.append(Closed(self.kind, "", interrupted=True))
         captures = captures_of(match)
         self._region, self.kind = region, region.kind
         if region.route is not None:
             self.kind, captures = region.route(captures)
         events.append(Opened(self.kind, region, match.group(), captures))
+        if region.follows_calls:  # it is its beginning alone
+            events.append(Closed(self.kind, ""))
+            self._region, self.kind = self._content, "content"
 
     def _add_body(self, events: list[Event], end: int) -> None:
         if end > self._pos:
@@ -244,14 +253,16 @@ class RegionScanner:
         for region, opens, delimiter in self._watched():
             start = max(self._pos, self._refused) if opens and self.kind == "reasoning" else self._pos
             match = delimiter.pattern.search(self._buffer, start, partial=not ended)
-            while match is not None and not match.partial and opens and self.kind == "reasoning":
+            is_checked = opens and (self.kind == "reasoning" or region.only_known_tools)
+            while match is not None and not match.partial and is_checked:
                 named = self._is_call(region, match, ended)
                 if named is None:
                     pending = min(pending, match.start())
                 if named is not False:
                     break
-                self._refused = match.end()
-                match = delimiter.pattern.search(self._buffer, self._refused, partial=not ended)
+                if self.kind == "reasoning":
+                    self._refused = match.end()
+                match = delimiter.pattern.search(self._buffer, match.end(), partial=not ended)
             if match is None or (opens and self._follows_content(match)):
                 continue
             if not ended and delimiter.may_grow(match, len(self._buffer)):
@@ -278,7 +289,10 @@ class RegionScanner:
     def _watched(self) -> Iterator[tuple[Region, bool, Delimiter]]:
         """Yield the delimiters that may follow: each a region, True for its beginning, and the delimiter."""
         for region in self._opening:
-            begins = self._region is self._content or (self.kind == "reasoning" and region.interrupts)
+            is_own = region is self._region and self.kind == "call"
+            begins = self._region is self._content or (
+                region.interrupts and (self.kind == "reasoning" or is_own)
+            )
             if begins and region.open is not None:
                 yield region, True, region.open
         if self._region.close is not None:

@@ -16,7 +16,11 @@ from engine_server.server.conversation.regions import Delimiter, Kind, Region
 
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 CALL_FIELD = "tool_calls"
+# The beginning of the names of fields for calls that models write beside the form of their template.
+VARIANT = f"{CALL_FIELD}/"
 CHANNEL_FIELD = "channel"
+# What may follow a call, such as its end once more.
+END_FIELD = "end_of_calls"
 # Our addition to response templates: the model writes its marks by other tokens too.
 SPELLED = "spelled"
 # Unlimited white space at a delimiter's edge would make the search quadratic.
@@ -37,9 +41,9 @@ def read_regions(
     given = {key: value for key, value in template.items() if key != SPELLED}
     fields: dict[str, ResponseTemplateField] = load_response_template(in_marked_text(given, marks)).fields
     regions = tuple(region_of(one, marks, channels) for one in fields.values())
-    readers: dict[str, ReaderFactory] = {}
-    if CALL_FIELD in fields:
-        readers[CALL_FIELD] = reader_factory(fields[CALL_FIELD])
+    readers: dict[str, ReaderFactory] = {
+        name: reader_factory(field) for name, field in fields.items() if is_call(name)
+    }
     if channels is not None and channels.calls:
         readers[CHANNEL_FIELD] = captured_name_reader
     return AnswerRegions(regions, marks, readers)
@@ -69,7 +73,7 @@ def strings(value: Any) -> list[str]:
 def region_of(found: ResponseTemplateField, marks: MarkTokens, channels: Channels | None) -> Region:
     """Return the region of a field."""
     kind: Kind = "content"
-    if found.name == CALL_FIELD:
+    if is_call(found.name):
         kind = "call"
     elif found.name in REASONING_FIELDS:
         kind = "reasoning"
@@ -79,7 +83,21 @@ def region_of(found: ResponseTemplateField, marks: MarkTokens, channels: Channel
     route = None
     if channels is not None and found.name == CHANNEL_FIELD:
         route = lambda captures: channels.route(marks.plain(captures["header"]))  # noqa: E731
-    return Region(found.name, kind, open, close, interrupts, route)
+    return Region(
+        name=found.name,
+        kind=kind,
+        open=open,
+        close=close,
+        interrupts=interrupts,
+        route=route,
+        only_known_tools=found.name.startswith(VARIANT),
+        follows_calls=found.name == END_FIELD,
+    )
+
+
+def is_call(name: str) -> bool:
+    """Return True for the name of a field of calls."""
+    return name == CALL_FIELD or name.startswith(VARIANT)
 
 
 def delimiter_of(pattern: Any, literals: list[str] | None, can_extend: bool) -> Delimiter | None:

@@ -20,7 +20,9 @@ CALLS = (
 REASONING = "{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}"
 END = "{% endfor %}{{ '' if tools }}{% if add_generation_prompt %}<assistant>{% endif %}"
 WHOLE = TURN.replace("{{ m.content }}", REASONING + "{{ m.content }}") + CALLS + END
-EXCLUSIVE = "{% if m.reasoning_content and m.content and m.tool_calls %}{{ raise_exception('both') }}{% endif %}"
+EXCLUSIVE = (
+    "{% if m.reasoning_content and m.content and m.tool_calls %}{{ raise_exception('both') }}{% endif %}"
+)
 # The turns that count for the alternation, as Mistral's templates count them.
 ALTERNATING = """{% set ns = namespace(user=true) %}{% for m in messages %}
 {%- if m.role == 'system' and not loop.first %}{{ raise_exception('system must be first') }}{% endif %}

@@ -14,6 +14,9 @@ from engine_server.server.conversation.calls.events import (
 from engine_server.server.conversation.calls.json_text import WHITESPACE, JsonValue, is_json_object
 from engine_server.server.conversation.calls.steps import CallSteps
 
+# Models write either key for the arguments, whatever their template does.
+ARGUMENT_KEYS = ("arguments", "parameters")
+
 
 class JsonArguments:
     """Reads a region whose text is the arguments of one call; its delimiter has the name."""
@@ -58,7 +61,9 @@ class JsonCalls(CallSteps):
     def __init__(self, name_key: str | None, arguments_key: str) -> None:
         super().__init__()
         self._name_key = name_key
-        self._arguments_key = arguments_key
+        self._argument_keys = {arguments_key}
+        if arguments_key in ARGUMENT_KEYS:
+            self._argument_keys.update(ARGUMENT_KEYS)
         self._value = JsonValue()
         self._key = ""
         # A key, or a value that isn't streamed.
@@ -99,7 +104,7 @@ class JsonCalls(CallSteps):
                 return self._fail(events, text)
             self._key = key
             if self._name_key is None and not self._has_arguments:
-                self._name, self._key = key, self._arguments_key
+                self._name, self._key = key, ""
             self._step = self._colon
         return place
 
@@ -113,7 +118,7 @@ class JsonCalls(CallSteps):
 
     def _read_value(self, text: str, place: int, events: list[CallEvent]) -> int:
         piece, place = self._value.feed(text, place)
-        is_arguments = self._key == self._arguments_key and not self._has_arguments
+        is_arguments = self._key in self._argument_keys and not self._has_arguments
         if is_arguments and self._value.first == "{":
             self._add_arguments(piece, events)
         elif is_arguments or self._key == self._name_key:

@@ -13,6 +13,7 @@ from engine_server.server.conversation.derivation.arguments import TagArguments
 from engine_server.server.conversation.derivation.calls import CallTexts
 from engine_server.server.conversation.derivation.pieces import marks_in
 from engine_server.server.conversation.derivation.probes import UnknownFormError
+from engine_server.server.conversation.response_template import END_FIELD
 
 NAME = r"(?P<name>[\w.-]{1,256})"
 # The patterns of what differs from call to call.
@@ -78,9 +79,9 @@ def call_fields(texts: CallTexts, tags: TagArguments | None, turn_ends: list[str
         listed = bool(texts.before)
         return {"tool_calls": {**listed_calls(texts, turn_ends), **members(called, each=listed)}}
     fields = {"tool_calls": field}
-    if texts.before.strip() and texts.after.strip():
-        fields["end_of_calls"] = {"open": texts.after.strip(), "close_pattern": "(?=.)"}
-    return fields
+    ends = [texts.after.strip()] if texts.before.strip() and texts.after.strip() else []
+    ends += marks_in(texts.end)[-1:]
+    return {**fields, END_FIELD: {"open": ends}} if ends else fields
 
 
 def members(called: JsonObject, each: bool) -> dict[str, Any]:
@@ -116,10 +117,9 @@ def named_call(texts: CallTexts, tags: TagArguments | None, turn_ends: list[str]
     """Return the field of calls whose name stands before their arguments, and in none of them."""
     if not texts.begin.strip() or not marks_in(f"{texts.before}{texts.begin}NAME{texts.middle}"):
         raise UnknownFormError("no mark begins a call")
-    field: dict[str, Any] = {
-        **beginning(texts, texts.begin, f"{NAME}{escaped(texts.middle)}"),
-        "repeats": True,
-    }
+    begin, quote, middle = attribute(texts.begin, texts.middle)
+    pattern = f"{quote}{NAME}{quote}{escaped(middle)}"
+    field: dict[str, Any] = {**beginning(texts, begin, pattern), "repeats": True}
     if tags is None:
         field |= {**ending(texts.end, texts.begin, turn_ends), "content": "json"}
     else:
@@ -155,12 +155,21 @@ def ending(after: str, begin: str, turn_ends: list[str]) -> dict[str, str]:
 def tag_pattern(tags: TagArguments) -> str:
     """Return the pattern of an argument. One line end before and after a value is optional where it is written."""
     space = tags.close[: len(tags.close) - len(tags.close.lstrip())]
-    middle, other = before_value(tags.middle), before_value(tags.other_middle)
+    open, quote, rest = attribute(tags.open, tags.middle)
+    middle, other = before_value(rest), before_value(attribute(tags.open, tags.other_middle)[2])
     if middle != other:
         middle = f"(?:(?P<text>{middle})|{other})"
-    key = rf"(?P<key>[^{re.escape(tags.middle.strip()[0])}\n]{{1,256}})"
+    excluded = "\"'" if quote else re.escape(tags.middle.strip()[0])
+    key = rf"{quote}(?P<key>[^{excluded}\n]{{1,256}}){quote}"
     after = r"\n?" if space == "\n" else escaped_exactly(space)
-    return f"{escaped(tags.open)}{key}{middle}(?P<value>.*?){after}{escaped(tags.close.strip())}"
+    return f"{escaped(open)}{key}{middle}(?P<value>.*?){after}{escaped(tags.close.strip())}"
+
+
+def attribute(before: str, after: str) -> tuple[str, str, str]:
+    """Return the texts around a value without its quotes, if it is an attribute's, and the pattern of optional ones."""
+    if before.endswith('="') and after.startswith('"'):
+        return before[:-1], "[\"']?", after[1:]
+    return before, "", after
 
 
 def before_value(text: str) -> str:

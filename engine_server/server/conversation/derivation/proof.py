@@ -61,7 +61,9 @@ def forbidden_texts(entry: Entry) -> list[str]:
     for tag in (form.tag, form.other_tag):
         if tag is not None:
             fixed += [tag.partition("KEY")[0], tag.partition("VALUE")[2]]
-    whole = [text.strip() for text in fixed if not marks_in(text) and len(text.strip()) > 2]
+    # Quotes around a value of an attribute are optional.
+    stripped = [text.strip().strip('"') for text in fixed if not marks_in(text)]
+    whole = [text for text in stripped if len(text) > 2]
     reasoning = entry.get("template", {"fields": {}})["fields"].get(REASONING_FIELDS[0], {})
     unescaped = entry.get("unescaped", [])
     return list(dict.fromkeys([*marks, *whole, *strings(reasoning), *unescaped]))
