@@ -41,18 +41,14 @@ class AnswerSource:
     """Generates answers.
 
     shapes: the parts that an answer may have together. forbidden: texts that no part may have, since nothing tells
-    them from the delimiters that they are. most_calls: the greatest number of calls. seed: of the generator.
+    them from the delimiters that they are. most_calls: the greatest number of calls. at_start: an answer that begins
+    with an object is a call.
     """
 
     def __init__(
-        self,
-        shapes: Sequence[frozenset[str]],
-        forbidden: Sequence[str],
-        most_calls: int,
-        at_start: bool,
-        seed: int = SEED,
+        self, shapes: Sequence[frozenset[str]], forbidden: Sequence[str], most_calls: int, at_start: bool
     ) -> None:
-        self._random = Random(seed)
+        self._random = Random(SEED)
         self._shapes = shapes
         self._forbidden = [text for text in forbidden if text]
         self._most_calls = most_calls
