@@ -8,7 +8,7 @@ from typing import Any
 
 from engine_server.contract.quoting import shorten
 from engine_server.server.conversation.history.messages import Lost, template_messages
-from engine_server.server.conversation.history.prefill import Prefill, prefilled_start
+from engine_server.server.conversation.history.prefill import Openings, Prefill, prefilled_start
 from engine_server.server.conversation.history.turns import Conversation
 from engine_server.server.conversation.layout import Layout
 from engine_server.server.conversation.template.capabilities import ALL_CAPABILITIES, Capabilities
@@ -76,7 +76,8 @@ class ChatPrompt:
     def _render(self, template: ChatTemplate) -> tuple[str, AnswerStart]:
         if self.prefill is not None:
             history = self._rendered(template)
-            start = prefilled_start(self.layout, template, self.messages, self.variables, self.prefill)
+            openings = Openings.of(self.layout, template, self.messages, self.variables)
+            start = prefilled_start(openings, self.prefill)
             return history + start.opening + start.prefill, start
         prompt = self._rendered(template, opens=self.open_answer)
         return prompt, self._start(template, prompt) if self.open_answer else NO_START

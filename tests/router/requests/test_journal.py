@@ -120,5 +120,5 @@ def test_engine_reads_the_routers_field_and_never_a_clients_of_the_same_name(fie
     assert resume is not None
     assert (resume.id, resume.created, resume.seed, resume.events) == ("chatcmpl-1", 5, -7, 2)
     assert resume.token_ids == [1, 2]
-    assert request.messages[0].content == ("}",)
+    assert request.messages[0].text == "}"
     assert body == bytearray(text.encode())

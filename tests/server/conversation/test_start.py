@@ -56,13 +56,13 @@ def test_channel_that_the_prompt_opens_is_the_answers() -> None:
 
 def start_of(*turns: Turn, template: str = TEMPLATE, name: str = "hermes", **variables: Any) -> AnswerStart:
     """Return the start of an answer. A last turn of the assistant is continued."""
-    tokenizer = tokenizer_with(())
+    layout, tokenizer = our_layout(name), tokenizer_with(())
     tokenizer.chat_template = template
     continues = turns[-1].role == "assistant"
     conversation = Conversation(
         turns=turns, open_answer=not continues, continue_last=continues, variables=variables
     )
-    prompt, start = chat_prompt(conversation, our_layout(name), None).render(tokenizer, None)
+    prompt, start = chat_prompt(conversation, layout, None).render(tokenizer, None)
     assert prompt.endswith(start.opening + start.prefill)
     return start
 
