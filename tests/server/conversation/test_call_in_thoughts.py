@@ -21,7 +21,7 @@ def beginning(name: str) -> str:
     """Return the text of a format's call up to the name of its tool."""
     call = our_layout(name).call
     assert call is not None
-    return call.before + call.beginning
+    return (call.before + call.beginning).replace("INDEX", "0")
 
 
 def call_of(name: str, tool: str) -> str:

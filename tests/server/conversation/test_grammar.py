@@ -92,7 +92,7 @@ def written_call(name: str) -> str:
         arguments = '{text:<|"|>Köln\n<b><|"|>,lines:3,mode:<|"|>w<|"|>}'
     elif "keywords" in found:
         arguments = 'text="Köln\\n<b>", lines=3, mode="w"'
-    text = found["text"].replace("NAME", "write").replace("ARGUMENTS", arguments)
+    text = found["text"].replace("NAME", "write").replace("ARGUMENTS", arguments).replace("INDEX", "0")
     return str(found.get("before", "") + text + found.get("after", ""))
 
 
@@ -198,6 +198,16 @@ def test_form_begins_after_reasoning_whose_marks_are_tokens(name: str) -> None:
         assert accepts(name, grammar, f"\n\n{VALID}", tokens=True)
         assert not accepts(name, grammar, reasoning + VALID, tokens=True)
         assert not accepts(name, grammar, "Well.", tokens=True)
+
+
+def test_demanded_calls_of_a_format_with_numbers_are_counted() -> None:
+    grammar = grammar_of("cohere", PAST, ToolUse([WRITE], "required"), None, tokens=True)
+    before, end = "<|START_ACTION|>[\n    ", "\n]<|END_ACTION|>"
+    calls = [
+        f'{{"tool_call_id": "{index}", "tool_name": "write", "parameters": {{"text": "", "lines": 3, "mode": "a"}}}}'
+        for index in range(11)
+    ]
+    assert accepts("cohere", grammar, before + ",\n    ".join(calls) + end, tokens=True)
 
 
 def test_form_alone_is_the_clients_own_grammar() -> None:
