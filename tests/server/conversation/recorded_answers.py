@@ -109,6 +109,16 @@ RECORDINGS["cohere"] = Recording(
     f'{{"tool_call_id": "0", "tool_name": "get_weather", "parameters": {ARGUMENTS}}},\n'
     '{"tool_call_id": "1", "tool_name": "now", "parameters": {}}]<|END_ACTION|>'
 )
+RECORDINGS["phi4_mini"] = Recording(f"{CONTENT}<|tool_call|>{JSON_LIST}<|/tool_call|>", reasoning="")
+RECORDINGS["phi4_functools"] = Recording(f"{CONTENT}functools{JSON_LIST}<|end|>", reasoning="")
+RECORDINGS["granite_response"] = Recording(
+    f"{THOUGHT}<response>{CONTENT}</response><|tool_call|>{JSON_LIST}<|end_of_text|>"
+)
+RECORDINGS["function_gemma"] = Recording(
+    f'{CONTENT}<start_function_call>call:get_weather{{city:<escape>Köln "Süd"\n<escape>,days:3}}'
+    "<end_function_call><start_function_call>call:now{}<end_function_call><start_function_response>",
+    reasoning="",
+)
 RECORDINGS["lfm2"] = Recording(
     f"{THOUGHT}{CONTENT}<|tool_call_start|>"
     "[get_weather(city='Köln \"S\\xfcd\"\\n', days=3), now()]<|tool_call_end|>"

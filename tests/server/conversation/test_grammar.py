@@ -89,7 +89,7 @@ def written_call(name: str) -> str:
             found["tag"].replace("KEY", key).replace("VALUE", value) for key, value in values.items()
         )
     elif "quote" in found:
-        arguments = '{text:<|"|>Köln\n<b><|"|>,lines:3,mode:<|"|>w<|"|>}'
+        arguments = "{text:QKöln\n<b>Q,lines:3,mode:QwQ}".replace("Q", found["quote"])
     elif "keywords" in found:
         arguments = 'text="Köln\\n<b>", lines=3, mode="w"'
     text = found["text"].replace("NAME", "write").replace("ARGUMENTS", arguments).replace("INDEX", "0")
