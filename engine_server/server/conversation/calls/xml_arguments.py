@@ -68,7 +68,7 @@ class XmlArguments:
     def close(self, terminated: bool) -> list[CallEvent]:
         events = self._start() + self._read(self._tags.finish())
         if self._open or not terminated:
-            return [*events, Malformed()]
+            return [*events, *self._held(), Malformed()]
         return [*events, ArgumentText("{}" if self._first else "}"), CallEnded()]
 
     def _start(self) -> list[CallEvent]:
@@ -100,6 +100,15 @@ class XmlArguments:
                     pieces.append('"' if self._streams else self._convert("".join(self._value)))
                     self._value = []
         return [ArgumentText("".join(pieces))] if pieces else []
+
+    def _held(self) -> list[CallEvent]:
+        """Return what is there of a value that has no end, as a beginning of JSON."""
+        text = "".join(self._value)
+        if not self._open or not text.strip():
+            return []
+        return [
+            ArgumentText(json.dumps(text, ensure_ascii=False)[:-1] if "string" in self._allowed else text)
+        ]
 
     def _convert(self, text: str) -> str:
         return convert(text, self._allowed, python_as_json if self._python else str)
