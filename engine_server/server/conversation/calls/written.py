@@ -22,7 +22,7 @@ def write_calls(form: CallForm, calls: Sequence[tuple[str, Mapping[str, Any] | s
 def write_call(form: CallForm, index: int, name: str, arguments: Mapping[str, Any] | str) -> str:
     beginning, middle, end = (
         text.replace(INDEX, str(index)).replace(IDENTIFIER, ID)
-        for text in (form.beginning, form.middle, form.end)
+        for text in (form.beginning, form.middle.replace("NAME", name), form.end)
     )
     if form.quote is not None and not isinstance(arguments, str):
         written = write_dialect(arguments, form.quote)
