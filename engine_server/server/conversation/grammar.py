@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from engine_server.requests.structured_outputs import StructuredOutputsParams
 from engine_server.server.conversation.calls.dialect_grammar import any_rules
 from engine_server.server.conversation.calls.form import call_rules, fixed_text
-from engine_server.server.conversation.calls.literals import Literals, pattern_of
+from engine_server.server.conversation.calls.literals import Literals, pattern_of, quoted
 from engine_server.server.conversation.channels import Channels
 from engine_server.server.conversation.layout import Layout, ReasoningMarks
 from engine_server.server.conversation.start import StartState
@@ -135,9 +135,15 @@ class GrammarWriter:
         """Return an answer's parts in channels, of which those that call a tool are calls."""
         assert self._use is not None
         write = self._literals.write
-        named = f'{write(channels.channel)} /[a-z]{{1,32}}/ (" "? {write(channels.type)} /[a-z]{{1,32}}/)?'
+        named = f"{write(channels.channel)} {self._free_channels(channels)}"
         self._rules.append(f"part: {named} {write(channels.body)} TEXT | {self._any_calls(self._use)}")
         return f"part ({write(channels.end[0] + channels.start + channels.role)} part)*"
+
+    def _free_channels(self, channels: Channels) -> str:
+        """Return the names of channels with any text, and its type."""
+        if channels.type is None:
+            return f"({quoted(channels.reasoning)} | {quoted(channels.final)})"
+        return f'/[a-z]{{1,32}}/ (" "? {self._literals.write(channels.type)} /[a-z]{{1,32}}/)?'
 
     def _any_calls(self, use: ToolUse) -> str:
         """Return one call, or several where the answer may have them."""
@@ -168,7 +174,7 @@ class GrammarWriter:
         if self._channels is None:
             return ""
         write, channels = self._literals.write, self._channels
-        kind = f'(" "? {write(channels.type)} "json")?'
+        kind = "" if channels.type is None else f'(" "? {write(channels.type)} "json")?'
         return f"{write(channels.channel + channels.final)} {kind} {write(channels.body)}"
 
     def _thoughts(self, reasoning: ReasoningMarks, inside: bool) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from transformers.utils.chat_parsing.response_templates import ResponseTemplateField, load_response_template
 
 from engine_server.server.conversation.calls.events import ReaderFactory
-from engine_server.server.conversation.calls.readers import captured_name_reader, reader_factory
+from engine_server.server.conversation.calls.readers import reader_factory
 from engine_server.server.conversation.channels import Channels
 from engine_server.server.conversation.layout import AnswerRegions
 from engine_server.server.conversation.marks import MarkTokens, find_marks
@@ -25,7 +25,7 @@ END_FIELD = "end_of_calls"
 SPELLED = "spelled"
 # Unlimited white space at a delimiter's edge would make the search quadratic.
 WHITESPACE_LIMIT = (r"\s*", r"\s{0,64}")
-LITERALS = ("open", "close", "string_delims")
+LITERALS = ("open", "close", "string_delims", "end")
 PATTERNS = ("open_pattern", "close_pattern", "tag_pattern")
 
 
@@ -45,7 +45,7 @@ def read_regions(
         name: reader_factory(field) for name, field in fields.items() if is_call(name)
     }
     if channels is not None and channels.calls:
-        readers[CHANNEL_FIELD] = captured_name_reader
+        readers[CHANNEL_FIELD] = reader_factory(fields[CHANNEL_FIELD])
     return AnswerRegions(regions, marks, readers)
 
 

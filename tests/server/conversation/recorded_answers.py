@@ -109,6 +109,23 @@ RECORDINGS["cohere"] = Recording(
     f'{{"tool_call_id": "0", "tool_name": "get_weather", "parameters": {ARGUMENTS}}},\n'
     '{"tool_call_id": "1", "tool_name": "now", "parameters": {}}]<|END_ACTION|>'
 )
+RECORDINGS["phi4_mini"] = Recording(f"{CONTENT}<|tool_call|>{JSON_LIST}<|/tool_call|>", reasoning="")
+RECORDINGS["phi4_functools"] = Recording(f"{CONTENT}functools{JSON_LIST}<|end|>", reasoning="")
+RECORDINGS["granite_response"] = Recording(
+    f"{THOUGHT}<response>{CONTENT}</response><|tool_call|>{JSON_LIST}<|end_of_text|>"
+)
+RECORDINGS["function_gemma"] = Recording(
+    f'{CONTENT}<start_function_call>call:get_weather{{city:<escape>Köln "Süd"\n<escape>,days:3}}'
+    "<end_function_call><start_function_call>call:now{}<end_function_call><start_function_response>",
+    reasoning="",
+)
+RECORDINGS["muse_glimmer"] = Recording(
+    f" to=self<|message|>I need the weather.<|eom|><|start|>assistant to=user<|message|>{CONTENT}<|eom|>"
+    '<|start|>assistant to=get_weather<|message|><atem:function_calls>\n<atem:invoke name="get_weather">\n'
+    '<atem:parameter name="city">Köln "Süd"\n</atem:parameter>\n<atem:parameter name="days">3</atem:parameter>\n'
+    "</atem:invoke>\n</atem:function_calls><|eom|><|start|>assistant to=now<|message|><atem:function_calls>\n"
+    '<atem:invoke name="now">\n</atem:invoke>\n</atem:function_calls><|eot|>'
+)
 RECORDINGS["lfm2"] = Recording(
     f"{THOUGHT}{CONTENT}<|tool_call_start|>"
     "[get_weather(city='Köln \"S\\xfcd\"\\n', days=3), now()]<|tool_call_end|>"
@@ -133,7 +150,8 @@ MARK = re.compile(r"<[^<>\s()\[\]]+>|\[/?[A-Z_]+\]")
 def marks_of(name: str) -> list[str]:
     """Return the marks in the delimiters of a format."""
     entry = FORMATS[name] if name in FORMATS else derived_entry(name)
-    texts = [text.replace("\\", "").replace("?P<", "") for text in strings(entry)]
+    delimiters = {key: value for key, value in entry.items() if key != "call"}
+    texts = [text.replace("\\", "").replace("?P<", "") for text in strings(delimiters)]
     return sorted({mark for text in texts for mark in MARK.findall(text)})
 
 

@@ -94,7 +94,7 @@ def check(name: str, tokens: bool, use: ToolUse | None, form: bool, state: Start
 def test_what_a_grammar_allows_is_read_as_what_is_demanded(
     use: ToolUse | None, form: bool, state: str, name: str, tokens: bool
 ) -> None:
-    if name == "gpt_oss" and not tokens:
+    if our_layout(name).channels and not tokens:
         return  # every tokenizer for it has tokens for the marks of headers
     for seed in range(8):
         start = StartState(state)  # type: ignore[arg-type]

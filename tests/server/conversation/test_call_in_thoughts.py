@@ -12,8 +12,9 @@ from engine_server.server.generation.tool_use import AnswerStyle, ToolUse
 
 THOUGHT = "I think."
 OLDER = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n```<｜tool▁call▁end｜>"
-# Formats whose calls begin with a token.
-NAMES = [name for name in FORMATS if our_layout(name, tokens=True).call_marks]
+# Formats with reasoning whose calls begin with a token.
+LAYOUTS = {name: our_layout(name, tokens=True) for name in FORMATS}
+NAMES = [name for name, layout in LAYOUTS.items() if layout.call_marks and layout.reasoning]
 PROSE = " is a mark, with which I call get_weather(x) and now()."
 
 
@@ -21,7 +22,7 @@ def beginning(name: str) -> str:
     """Return the text of a format's call up to the name of its tool."""
     call = our_layout(name).call
     assert call is not None
-    return call.before + call.beginning
+    return (call.before + call.beginning).replace("INDEX", "0")
 
 
 def call_of(name: str, tool: str) -> str:

@@ -89,11 +89,17 @@ def written_call(name: str) -> str:
             found["tag"].replace("KEY", key).replace("VALUE", value) for key, value in values.items()
         )
     elif "quote" in found:
-        arguments = '{text:<|"|>Köln\n<b><|"|>,lines:3,mode:<|"|>w<|"|>}'
+        arguments = "{text:QKöln\n<b>Q,lines:3,mode:QwQ}".replace("Q", found["quote"])
     elif "keywords" in found:
         arguments = 'text="Köln\\n<b>", lines=3, mode="w"'
-    text = found["text"].replace("NAME", "write").replace("ARGUMENTS", arguments)
+    text = found["text"].replace("NAME", "write").replace("ARGUMENTS", arguments).replace("INDEX", "0")
     return str(found.get("before", "") + text + found.get("after", ""))
+
+
+def final_header(name: str) -> str:
+    """Return the header of text for the user in a format with channels; "" for others."""
+    channels = our_layout(name).channels
+    return "" if channels is None else channels.channel + channels.final + channels.body
 
 
 def reasoning_marks(name: str) -> tuple[str, str]:
@@ -164,7 +170,7 @@ def test_demanded_call_of_a_tool_without_a_usable_schema_has_any_arguments(name:
 @pytest.mark.parametrize("name", DEMANDABLE)
 def test_answer_with_tools_and_a_form_is_a_call_or_the_form(name: str, tokens: bool) -> None:
     grammar = grammar_of(name, PAST, ToolUse([WRITE]), FORM, tokens)
-    header = "<|channel|>final<|message|>" if name == "gpt_oss" else ""
+    header = final_header(name)
 
     assert accepts(name, grammar, written_call(name), tokens)
     assert accepts(name, grammar, header + VALID, tokens)
@@ -175,8 +181,8 @@ def test_answer_with_tools_and_a_form_is_a_call_or_the_form(name: str, tokens: b
 @pytest.mark.parametrize("name", [name for name in FORMATS if our_layout(name).reasoning])
 def test_form_follows_reasoning_that_is_text(name: str) -> None:
     start, end = reasoning_marks(name)
-    after = "<|start|>assistant<|channel|>final<|message|>" if name == "gpt_oss" else "\n\n"
-    direct = "<|channel|>final<|message|>" if name == "gpt_oss" else ""
+    direct = final_header(name)
+    after = f"<|start|>assistant{direct}" if direct else "\n\n"
     undecided = grammar_of(name, UNDECIDED, None, FORM, tokens=False)
     inside = grammar_of(name, INSIDE, None, FORM, tokens=False)
 
@@ -189,7 +195,7 @@ def test_form_follows_reasoning_that_is_text(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in FORMATS if name != "gpt_oss" and our_layout(name).reasoning]
+    "name", [name for name in FORMATS if not our_layout(name).channels and our_layout(name).reasoning]
 )
 def test_form_begins_after_reasoning_whose_marks_are_tokens(name: str) -> None:
     start, end = reasoning_marks(name)
@@ -200,6 +206,16 @@ def test_form_begins_after_reasoning_whose_marks_are_tokens(name: str) -> None:
         assert not accepts(name, grammar, "Well.", tokens=True)
 
 
+def test_demanded_calls_of_a_format_with_numbers_are_counted() -> None:
+    grammar = grammar_of("cohere", PAST, ToolUse([WRITE], "required"), None, tokens=True)
+    before, end = "<|START_ACTION|>[\n    ", "\n]<|END_ACTION|>"
+    calls = [
+        f'{{"tool_call_id": "{index}", "tool_name": "write", "parameters": {{"text": "", "lines": 3, "mode": "a"}}}}'
+        for index in range(11)
+    ]
+    assert accepts("cohere", grammar, before + ",\n    ".join(calls) + end, tokens=True)
+
+
 def test_form_alone_is_the_clients_own_grammar() -> None:
     grammar = grammar_of("hermes", PAST, None, FORM, tokens=True)
     assert grammar and grammar.params is FORM
@@ -208,13 +224,19 @@ def test_form_alone_is_the_clients_own_grammar() -> None:
 # The marks of headers are tokens of every tokenizer for them.
 @pytest.mark.parametrize(
     ("name", "tokens"),
-    [(name, tokens) for name in DEMANDABLE for tokens in (False, True) if tokens or name != "gpt_oss"],
+    [
+        (name, tokens)
+        for name in DEMANDABLE
+        for tokens in (False, True)
+        if tokens or not our_layout(name).channels
+    ],
 )
 def test_beginning_of_a_call_starts_one_of_a_strict_tool(name: str, tokens: bool) -> None:
     plain, before = "Hello.", "Hello. "
-    if name == "gpt_oss":
-        plain = "<|channel|>final<|message|>Hello."
-        before = "<|channel|>commentary<|message|>Hello.<|end|><|start|>assistant"
+    channels = our_layout(name).channels
+    if channels is not None:
+        plain = f"{final_header(name)}Hello."
+        before = f"{plain}{channels.end[0]}<|start|>assistant"
     elif FORMATS[name]["call"].get("at_start"):
         before = ""
     use = ToolUse([{"function": {**WRITE["function"], "strict": True}}])

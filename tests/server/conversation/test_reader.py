@@ -159,6 +159,19 @@ def test_a_format_with_quotes_of_its_own_takes_those_of_json() -> None:
     assert json.loads(call.arguments) == {"city": 'Köln "Süd"', "days": 3}
 
 
+@pytest.mark.parametrize(
+    "written",
+    [
+        "{from-date:1,$ref:[1,-2.5e+3],größe:{a.b:true}}",
+        '{<|"|>from-date<|"|>:1,"$ref":[1,-2.5e+3],größe:{a.b:true}}',
+    ],
+)
+def test_bare_keys_may_have_any_characters_but_those_of_json(written: str) -> None:
+    for pieces in ([written], list(written)):
+        parts = parse(parser("gemma4"), "<|tool_call>call:now", *pieces, "<tool_call|>")
+        assert calls_of(parts) == [("now", {"from-date": 1, "$ref": [1, -2500.0], "größe": {"a.b": True}})]
+
+
 @pytest.mark.parametrize("name", FORMAT_NAMES)
 def test_text_of_an_unclosed_region_is_not_kept(name: str) -> None:
     recording = RECORDINGS[name]

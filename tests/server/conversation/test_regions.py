@@ -61,6 +61,12 @@ def test_text_without_a_header_is_content() -> None:
     assert parse(reader, "Hello.") == [Text("Hello.")]
 
 
+def test_part_for_a_tool_that_calls_none_is_content_of_a_whole_answer() -> None:
+    text = marked("muse_glimmer", " to=now<|message|>Hm.<|eom|>", tokens=True)
+    reader = reading("muse_glimmer", AnswerStart("<|start|>assistant"), tokens=True, whole=True).reader(0)
+    assert parse(reader, text) == [Text(" to=now<|message|>Hm.<|eom|>")]
+
+
 @pytest.mark.parametrize(
     ("pattern", "literals", "expected"),
     [

@@ -28,7 +28,7 @@ FIND_HOLE = re.compile(f"({'|'.join(HOLES)})")
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """A call as the model writes it, with NAME and ARGUMENTS in the places of both."""
+    """A call as the model writes it, with NAME and ARGUMENTS in the places of both. NAME may stand twice."""
 
     text: str
     before: str = ""
@@ -101,9 +101,10 @@ def call_rules(name: str, form: CallForm, tool: str, schema: Any | None, literal
     They begin with the tool's name, but for calls at the answer's start, which have their beginning too. schema: of the
     arguments, as `relax` makes it; None: they are any.
     """
-    begin, end = fixed_text(form.middle, literals, before=tool), fixed_text(form.end, literals)
+    middle = form.middle.replace("NAME", tool)
+    begin, end = fixed_text(middle, literals, before=tool), fixed_text(form.end, literals)
     if form.at_start:
-        begin = literals.write_json(form.beginning + tool + form.middle)
+        begin = literals.write_json(form.beginning + tool + middle)
     if form.tag is not None and schema is not None:
         tags = form.tag, form.other_tag or form.tag
         return CallRules(name, begin, end, tags, Arguments(schema), literals).rules()

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from engine_server.server.conversation.calls.events import CallEvent, CallReader
 from engine_server.server.conversation.calls.json_text import WHITESPACE, escape
 
+# Characters of JSON that are in no bare key.
+STRUCTURE = WHITESPACE + '{}[]:,"'
 # A longer word is no key.
 MAX_KEY_CHARACTERS = 256
 
@@ -34,6 +36,7 @@ class Dialect:
     def __init__(self, delimiters: Sequence[Sequence[str]], bare_keys: bool) -> None:
         self._opening = {pair[0]: pair[1] for pair in delimiters}
         self._bare_keys = bare_keys
+        self._not_in_key = {*STRUCTURE, *(opening[0] for opening in self._opening)}
         # The end of the text so far, which may be the beginning of a delimiter.
         self._held = ""
         # The delimiter that ends the string in which the text is.
@@ -87,7 +90,7 @@ class Dialect:
     def _outside(self, text: str, place: int) -> tuple[str, int]:
         character = text[place]
         if self._word or self._at_key:
-            if (character.isalnum() or character == "_") and len(self._word) < MAX_KEY_CHARACTERS:
+            if character not in self._not_in_key and len(self._word) < MAX_KEY_CHARACTERS:
                 self._word += character
                 return "", place + 1
             if self._word:

@@ -49,10 +49,14 @@ def reader_factory(field: ResponseTemplateField) -> ReaderFactory:
     elif field.content == "xml-inline" and name == CAPTURED_NAME and arguments == WHOLE_CONTENT:
         plain = not field.content_args.get("value_parser") and not field.content_args.get("merge_duplicates")
         argument = argument_region(field.content_args["tag_pattern"]) if plain else None
-        python = bool(field.content_args.get("python"))
+        python, end = bool(field.content_args.get("python")), field.content_args.get("end")
         if argument is not None:
             return lambda captures, properties: XmlArguments(
-                captures["name"].strip(), argument, properties.get(captures["name"].strip(), NO_TYPES), python
+                captures["name"].strip(),
+                argument,
+                properties.get(captures["name"].strip(), NO_TYPES),
+                python,
+                end,
             )
     return lambda captures, properties: WholeCalls(field, captures)
 

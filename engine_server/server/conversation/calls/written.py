@@ -22,9 +22,11 @@ def write_calls(form: CallForm, calls: Sequence[tuple[str, Mapping[str, Any] | s
 def write_call(form: CallForm, index: int, name: str, arguments: Mapping[str, Any] | str) -> str:
     beginning, middle, end = (
         text.replace(INDEX, str(index)).replace(IDENTIFIER, ID)
-        for text in (form.beginning, form.middle, form.end)
+        for text in (form.beginning, form.middle.replace("NAME", name), form.end)
     )
-    if form.keywords is None and form.tag is None:
+    if form.quote is not None and not isinstance(arguments, str):
+        written = write_dialect(arguments, form.quote)
+    elif form.keywords is None and form.tag is None:
         written = json.dumps(arguments, ensure_ascii=False)
     elif isinstance(arguments, str):
         written = arguments
@@ -41,3 +43,14 @@ def write_argument(form: CallForm, key: str, value: Any) -> str:
     assert tag is not None
     written = value if is_text else json.dumps(value, ensure_ascii=False)
     return tag.replace("KEY", key, 1).replace("VALUE", written, 1)
+
+
+def write_dialect(value: Any, quote: str) -> str:
+    """Return a value as JSON with bare keys, and strings between quotes of their own."""
+    if isinstance(value, str):
+        return f"{quote}{value}{quote}"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{write_dialect(one, quote)}" for key, one in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(write_dialect(one, quote) for one in value) + "]"
+    return json.dumps(value)

@@ -29,6 +29,8 @@ from engine_server.structured.schemas.arguments import TEXT, ArgumentTypes
 from engine_server.structured.schemas.meaning import Allowed
 from engine_server.structured.schemas.values import json_type
 
+# The name of the region after the last argument.
+END = "end"
 # The group of a tag's pattern that matches the argument's value.
 VALUE = r"(?P<value>.*?)"
 # The group of a tag's pattern that only tags of strings match.
@@ -44,17 +46,27 @@ def argument_region(tag_pattern: str) -> Region | None:
     return Region("argument", "call", open, close)
 
 
+def end_region(text: str) -> Region:
+    """Return the region that begins with the end of the arguments, and lasts until the end of the call's."""
+    return Region(END, "call", Delimiter(regex.compile(regex.escape(text)), (text,)))
+
+
 class XmlArguments:
     """Reads a region of tags. Strings are passed on as they arrive, other values at their end.
 
-    types: what the tool's arguments may be. python: values that are no strings may be Python's.
+    types: what the tool's arguments may be. python: values that are no strings may be Python's. end: the text after the
+    last argument; None: the region's end.
     """
 
-    def __init__(self, name: str, argument: Region, types: ArgumentTypes, python: bool = False) -> None:
+    def __init__(
+        self, name: str, argument: Region, types: ArgumentTypes, python: bool = False, end: str | None = None
+    ) -> None:
         self._name = name
         self._python = python
         self._types = types
-        self._tags = RegionScanner([argument])
+        self._tags = RegionScanner([argument, *([] if end is None else [end_region(end)])])
+        self._has_end = end is not None
+        self._ended = False
         self._started = False
         self._first = True
         # Of the latest argument.
@@ -67,8 +79,10 @@ class XmlArguments:
 
     def close(self, terminated: bool) -> list[CallEvent]:
         events = self._start() + self._read(self._tags.finish())
-        if self._open or not terminated:
-            return [*events, Malformed()]
+        if self._ended:
+            return events
+        if self._open or self._has_end or not terminated:
+            return [*events, *self._held(), Malformed()]
         return [*events, ArgumentText("{}" if self._first else "}"), CallEnded()]
 
     def _start(self) -> list[CallEvent]:
@@ -79,8 +93,14 @@ class XmlArguments:
 
     def _read(self, tags: list[Event]) -> list[CallEvent]:
         pieces = []
+        ended = self._ended
         for tag in tags:
+            if self._ended:
+                break
             match tag:
+                case Opened(region=Region(name=name)) if name == END:
+                    self._ended = True
+                    pieces.append("{}" if self._first else "}")
                 case Opened(captures={"key": key} as captures):
                     self._open = True
                     self._allowed = self._types.get(key.strip())
@@ -99,7 +119,17 @@ class XmlArguments:
                     self._open = False
                     pieces.append('"' if self._streams else self._convert("".join(self._value)))
                     self._value = []
-        return [ArgumentText("".join(pieces))] if pieces else []
+        events: list[CallEvent] = [ArgumentText("".join(pieces))] if pieces else []
+        return [*events, CallEnded()] if self._ended and not ended else events
+
+    def _held(self) -> list[CallEvent]:
+        """Return what is there of a value that has no end, as a beginning of JSON."""
+        text = "".join(self._value)
+        if not self._open or not text.strip():
+            return []
+        return [
+            ArgumentText(json.dumps(text, ensure_ascii=False)[:-1] if "string" in self._allowed else text)
+        ]
 
     def _convert(self, text: str) -> str:
         return convert(text, self._allowed, python_as_json if self._python else str)

@@ -91,7 +91,7 @@ class Proof:
             read = self.read(pieces, header)
             if canonical(read) != canonical(answer):
                 return f"{text!r} is read as {read}"
-        if answer.calls and self.form.quote is None:
+        if answer.calls:
             written = write_calls(self.form, answer.calls)
             read = self.read([written], "")
             if canonical(read) != canonical(Answer(calls=answer.calls)):

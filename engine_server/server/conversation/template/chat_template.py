@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -12,6 +14,10 @@ import msgspec
 
 # Of a short conversation with three tools.
 MAX_CHARACTERS = 200_000
+# The variables from which templates read tools, of which the first is the usual one.
+TOOL_VARIABLES = ("tools", "xml_tools")
+# Reads the tools, as JSON text, of a field of the system's message.
+READS_SYSTEMS_TOOLS = re.compile(r"message(\.tools\b|\[['\"]tools['\"]\])")
 
 
 class TemplateRefusedError(Exception):
@@ -52,13 +58,19 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
         from transformers.utils.chat_template_utils import render_jinja_template
 
         given = [{key: value for key, value in message.items() if value is not None} for message in messages]
+        definitions: list[Any] | None = None if tools is None else [dict(tool) for tool in tools]
+        read: dict[str, Any] = {**self.special_tokens, **(variables or {})}
+        if definitions and self.tools_place == "system":
+            given = with_tools_of_system(given, definitions)
+        elif self.tools_place in TOOL_VARIABLES[1:]:
+            read.setdefault(self.tools_place, definitions)
         try:
             rendered: Any = render_jinja_template(
                 conversations=[given],
-                tools=None if tools is None else [dict(tool) for tool in tools],
+                tools=definitions,
                 chat_template=self.text,
                 add_generation_prompt=opens,
-                **{**self.special_tokens, **(variables or {})},
+                **read,
             )
         except (jinja2.exceptions.SecurityError, jinja2.TemplateSyntaxError) as error:
             raise TemplateFaultError(str(error)) from None
@@ -89,6 +101,22 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
         except jinja2.TemplateError:
             return frozenset({"tools"} if "tools" in self.text else ())
 
+    @cached_property
+    def tools_place(self) -> str | None:
+        """The variable that has the tools, or "system" for a field of the system's message; None for neither."""
+        for variable in TOOL_VARIABLES:
+            if variable in self.variables:
+                return variable
+        return "system" if READS_SYSTEMS_TOOLS.search(self.text) else None
+
     @property
     def takes_tools(self) -> bool:
-        return "tools" in self.variables
+        return self.tools_place is not None
+
+
+def with_tools_of_system(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages of which the first is the system's and has the tools as JSON text."""
+    functions = json.dumps([tool.get("function", tool) for tool in tools], ensure_ascii=False)
+    if messages and messages[0]["role"] == "system":
+        return [{**messages[0], "tools": functions}, *messages[1:]]
+    return [{"role": "system", "content": "", "tools": functions}, *messages]
