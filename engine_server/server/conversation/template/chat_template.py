@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import lru_cache
 from typing import Any
 
 import jinja2
 import jinja2.meta
 import msgspec
 
+# Templates whose variables are kept, since each request renders one.
+MAX_TEMPLATES = 32
 # Of a short conversation with three tools.
 MAX_CHARACTERS = 200_000
 # The variables from which templates read tools, of which the first is the usual one.
@@ -28,7 +30,7 @@ class TemplateFaultError(TemplateRefusedError):
     """A template can't be rendered, whatever it is given: it is invalid, or does what its sandbox forbids."""
 
 
-class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
+class ChatTemplate(msgspec.Struct, frozen=True):
     """A chat template, without its tokenizer. Renderings equal those of transformers' `apply_chat_template`."""
 
     text: str
@@ -91,23 +93,15 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
             raise TemplateRefusedError(f"a short conversation is printed with {len(rendered)} characters")
         return rendered
 
-    @cached_property
+    @property
     def variables(self) -> frozenset[str]:
         """The variables that the template reads."""
-        environment = jinja2.Environment(extensions=["jinja2.ext.do", "jinja2.ext.loopcontrols"])  # noqa: S701  (no HTML)
-        text = self.text.replace("{% generation %}", "").replace("{% endgeneration %}", "")
-        try:
-            return frozenset(jinja2.meta.find_undeclared_variables(environment.parse(text)))
-        except jinja2.TemplateError:
-            return frozenset({"tools"} if "tools" in self.text else ())
+        return variables_of(self.text)
 
-    @cached_property
+    @property
     def tools_place(self) -> str | None:
         """The variable that has the tools, or "system" for a field of the system's message; None for neither."""
-        for variable in TOOL_VARIABLES:
-            if variable in self.variables:
-                return variable
-        return "system" if READS_SYSTEMS_TOOLS.search(self.text) else None
+        return tools_place_of(self.text)
 
     @property
     def takes_tools(self) -> bool:
@@ -120,3 +114,21 @@ def with_tools_of_system(messages: list[dict[str, Any]], tools: list[dict[str, A
     if messages and messages[0]["role"] == "system":
         return [{**messages[0], "tools": functions}, *messages[1:]]
     return [{"role": "system", "content": "", "tools": functions}, *messages]
+
+
+@lru_cache(MAX_TEMPLATES)
+def variables_of(template: str) -> frozenset[str]:
+    environment = jinja2.Environment(extensions=["jinja2.ext.do", "jinja2.ext.loopcontrols"])  # noqa: S701  (no HTML)
+    text = template.replace("{% generation %}", "").replace("{% endgeneration %}", "")
+    try:
+        return frozenset(jinja2.meta.find_undeclared_variables(environment.parse(text)))
+    except jinja2.TemplateError:
+        return frozenset({"tools"} if "tools" in template else ())
+
+
+@lru_cache(MAX_TEMPLATES)
+def tools_place_of(template: str) -> str | None:
+    for variable in TOOL_VARIABLES:
+        if variable in variables_of(template):
+            return variable
+    return "system" if READS_SYSTEMS_TOOLS.search(template) else None
