@@ -126,6 +126,14 @@ RECORDINGS["muse_glimmer"] = Recording(
     "</atem:invoke>\n</atem:function_calls><|eom|><|start|>assistant to=now<|message|><atem:function_calls>\n"
     '<atem:invoke name="now">\n</atem:invoke>\n</atem:function_calls><|eot|>'
 )
+RECORDINGS["kimi_k3"] = Recording(
+    f"I need the weather.<|close|>think<|sep|><|open|>response<|sep|>{CONTENT}<|close|>response<|sep|>"
+    '<|open|>tools<|sep|><|open|>call tool="get_weather" index="1"<|sep|>'
+    '<|open|>argument key="city" type="string"<|sep|>Köln "Süd"\n<|close|>argument<|sep|>'
+    '<|open|>argument key="days" type="number"<|sep|>3<|close|>argument<|sep|><|close|>call<|sep|>'
+    '<|open|>call tool="now" index="2"<|sep|><|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|sep|>',
+    start=AnswerStart('<|open|>message role="assistant"<|sep|><|open|>think<|sep|>'),
+)
 RECORDINGS["lfm2"] = Recording(
     f"{THOUGHT}{CONTENT}<|tool_call_start|>"
     "[get_weather(city='Köln \"S\\xfcd\"\\n', days=3), now()]<|tool_call_end|>"

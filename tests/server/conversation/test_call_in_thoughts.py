@@ -18,6 +18,13 @@ NAMES = [name for name, layout in LAYOUTS.items() if layout.call_marks and layou
 PROSE = " is a mark, with which I call get_weather(x) and now()."
 
 
+def has_one_mark(name: str) -> bool:
+    """Return False for calls that begin with a mark twice, of which the count of the reasoning takes the second."""
+    layout = our_layout(name, tokens=True)
+    assert layout.call is not None
+    return beginning(name).count(layout.call_marks[0].text) == 1
+
+
 def beginning(name: str) -> str:
     """Return the text of a format's call up to the name of its tool."""
     call = our_layout(name).call
@@ -30,7 +37,8 @@ def call_of(name: str, tool: str) -> str:
     call = our_layout(name).call
     assert call is not None
     arguments = "" if call.tag or call.keywords else "{}"
-    return f"{beginning(name)}{tool}{call.middle}{arguments}{call.end}{call.after}"
+    middle = call.middle.replace("INDEX", "0")
+    return f"{beginning(name)}{tool}{middle}{arguments}{call.end}{call.after}"
 
 
 def counts(name: str, text: str) -> list[tuple[int, int]]:
@@ -77,7 +85,7 @@ def test_mark_that_calls_no_offered_tool_is_counted_as_a_thought(name: str) -> N
         assert whole == in_parts == counts(name, f"{THOUGHT}{thought}")[-1][0]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", list(filter(has_one_mark, NAMES)))
 def test_call_of_an_offered_tool_ends_the_count_at_its_mark(name: str) -> None:
     for text in (call_of(name, "now"), *([OLDER] if name == "deepseek" else [])):
         *_, (counted, in_parts) = counts(name, f"{THOUGHT}{text}")

@@ -84,9 +84,14 @@ def written_call(name: str) -> str:
     found = FORMATS[name]["call"]
     arguments = '{"text": "Köln\\n<b>", "lines": 3, "mode": "w"}'
     if "tag" in found:
-        values = {"text": "Köln\n<b>", "lines": "3", "mode": "w"}
+        number = found.get("other_tag", found["tag"]).replace("TYPE", "number")
         arguments = "".join(
-            found["tag"].replace("KEY", key).replace("VALUE", value) for key, value in values.items()
+            tag.replace("KEY", key).replace("VALUE", value)
+            for tag, key, value in (
+                (found["tag"], "text", "Köln\n<b>"),
+                (number, "lines", "3"),
+                (found["tag"], "mode", "w"),
+            )
         )
     elif "quote" in found:
         arguments = "{text:QKöln\n<b>Q,lines:3,mode:QwQ}".replace("Q", found["quote"])
@@ -195,7 +200,8 @@ def test_form_follows_reasoning_that_is_text(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in FORMATS if not our_layout(name).channels and our_layout(name).reasoning]
+    "name",
+    [name for name in FORMATS if (marks := our_layout(name, tokens=True).reasoning) and marks.exact],
 )
 def test_form_begins_after_reasoning_whose_marks_are_tokens(name: str) -> None:
     start, end = reasoning_marks(name)

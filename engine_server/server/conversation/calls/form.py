@@ -9,7 +9,7 @@ from typing import Any
 
 from engine_server.server.conversation.calls.dialect_grammar import dialect_arguments
 from engine_server.server.conversation.calls.keyword_grammar import Constants, keyword_arguments
-from engine_server.server.conversation.calls.literals import Literals, text_before
+from engine_server.server.conversation.calls.literals import HOLES, Literals, fixed_text, text_before
 from engine_server.server.conversation.calls.tag_grammar import CallRules
 from engine_server.server.generation.tool_use import ANY_OBJECT
 from engine_server.structured.schema import json_rule
@@ -19,11 +19,6 @@ WORD = re.compile(r"[\w.-]+", re.ASCII)
 JSON_PIECE = re.compile(r"\w+|[^\w\s]")
 # The name of an argument that no schema declares.
 ANY_KEY = r"/[\w.-]{1,128}/"
-
-# Stand in the places of a call's id and of its number in the answer, from 0 on.
-IDENTIFIER, INDEX = "IDENTIFIER", "INDEX"
-HOLES = {IDENTIFIER: "/[a-zA-Z0-9]{9}/", INDEX: "/[0-9]{1,3}/"}
-FIND_HOLE = re.compile(f"({'|'.join(HOLES)})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +31,7 @@ class CallForm:
     after: str = ""
     # The form of one argument, with KEY and VALUE, where arguments are not JSON.
     tag: str | None = None
-    # The form of one that is no string; None: the same.
+    # The form of one that is no string, with TYPE for its type where that is written; None: the same.
     other_tag: str | None = None
     # Delimits strings in arguments that are JSON with bare keys.
     quote: str | None = None
@@ -80,19 +75,11 @@ def named_pattern(form: CallForm, mark: str, names: Iterable[str]) -> str:
 
 def after_name(form: CallForm) -> str:
     """Return the pattern of what follows the name of a tool in every spelling of a call."""
-    if form.middle.startswith('"'):  # up to the arguments, which readers of JSON wait for
+    if (
+        form.middle.startswith('"') and form.tag is None
+    ):  # up to the arguments, which readers of JSON wait for
         return r"\s*".join(map(re.escape, JSON_PIECE.findall(form.middle))) + r"\s*\S"
-    return re.escape(form.middle[0]) if form.middle[:1] in (">", "[") else r"[^\w.-]"
-
-
-def fixed_text(text: str, literals: Literals, before: str = "") -> str:
-    """Return a text of a form as a part of a rule, with the terminals of what differs from call to call.
-
-    before: text that is a part of no form.
-    """
-    first, *rest = FIND_HOLE.split(text)
-    parts = [literals.write(before + first), *(HOLES.get(part) or literals.write(part) for part in rest)]
-    return " ".join(part for part in parts if part)
+    return re.escape(form.middle[0]) if form.middle[:1] in (">", "[", '"') else r"[^\w.-]"
 
 
 def call_rules(name: str, form: CallForm, tool: str, schema: Any | None, literals: Literals) -> list[str]:
@@ -127,7 +114,7 @@ def any_tags(name: str, tag: str, other_tag: str | None, literals: Literals) -> 
         if one is not None:
             before, _, rest = one.partition("KEY")
             middle = rest.partition("VALUE")[0]
-            openings.append(f"{literals.write(before)} {ANY_KEY} {literals.write(middle)}")
+            openings.append(f"{literals.write(before)} {ANY_KEY} {fixed_text(middle, literals)}")
     opened = openings[0] if len(openings) == 1 else f"({' | '.join(openings)})"
     rule = f"{name}_any: {opened} {name}_text"
     return f"{name}_any*", [rule, *text_before(f"{name}_text", "TEXT", closing, literals)]

@@ -9,6 +9,14 @@ from functools import cached_property
 
 from engine_server.server.conversation.marks import MarkTokens, any_of, longest_first
 
+# Stand in the places of a call's id, of its number in the answer, and of the type of an argument that is no string.
+IDENTIFIER, INDEX, TYPE = "IDENTIFIER", "INDEX", "TYPE"
+HOLES = {
+    IDENTIFIER: "/[a-zA-Z0-9]{9}/",
+    INDEX: "/[0-9]{1,3}/",
+    TYPE: "/(number|boolean|object|array|null)/",
+}
+FIND_HOLE = re.compile(f"({'|'.join(HOLES)})")
 JSON_LEXEME = re.compile(r'"[^"]*"|[{}\[\]:,]|[^"{}\[\]:,]+')
 
 
@@ -52,6 +60,16 @@ def pattern_of(text: str) -> str:
 def quoted(text: str) -> str:
     """Return a literal of Lark."""
     return json.dumps(text, ensure_ascii=False)
+
+
+def fixed_text(text: str, literals: Literals, before: str = "") -> str:
+    """Return a text of a form as a part of a rule, with the terminals of what differs from call to call.
+
+    before: text that is a part of no form.
+    """
+    first, *rest = FIND_HOLE.split(text)
+    parts = [literals.write(before + first), *(HOLES.get(part) or literals.write(part) for part in rest)]
+    return " ".join(part for part in parts if part)
 
 
 def text_before(name: str, terminal: str, closing: str, literals: Literals) -> list[str]:

@@ -10,7 +10,7 @@ import json
 
 import llguidance
 
-from engine_server.server.conversation.calls.literals import Literals, quoted, text_before
+from engine_server.server.conversation.calls.literals import Literals, fixed_text, quoted, text_before
 from engine_server.structured.schema import unmended_json_rule
 from engine_server.structured.schemas.alternatives import ObjectForm, StringRules
 from engine_server.structured.schemas.arguments import Argument, Arguments
@@ -88,8 +88,9 @@ class CallRules:
         if texts:
             ways.append(f"{write(opening)} ({' | '.join(texts)})")
         if others:
-            opening = self._other_tag.replace("KEY", name, 1).partition("VALUE")[0]
-            ways.append(f"{write(opening)} ({' | '.join(others)}) {write(closing)}")
+            before, _, rest = self._other_tag.partition("KEY")
+            opening = f"{write(before + name)} {fixed_text(rest.partition('VALUE')[0], self._literals)}"
+            ways.append(f"{opening} ({' | '.join(others)}) {write(closing)}")
         if not ways:
             return ""
         self._rules.insert(0, f"{rule}: {' | '.join(ways)}")

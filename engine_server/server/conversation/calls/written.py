@@ -6,11 +6,16 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine_server.server.conversation.calls.form import IDENTIFIER, INDEX, CallForm
+from engine_server.server.conversation.calls.form import CallForm
 from engine_server.server.conversation.calls.keyword_grammar import write_keywords
+from engine_server.server.conversation.calls.literals import IDENTIFIER, INDEX, TYPE
+from engine_server.structured.schemas.values import json_type
 
 # An id of the form that all templates allow.
 ID = "Ubirtqka1"
+
+# Types by other names in tags.
+TAG_TYPES = {"integer": "number"}
 
 
 def write_calls(form: CallForm, calls: Sequence[tuple[str, Mapping[str, Any] | str]]) -> str:
@@ -42,7 +47,9 @@ def write_argument(form: CallForm, key: str, value: Any) -> str:
     tag = form.tag if is_text else form.other_tag or form.tag
     assert tag is not None
     written = value if is_text else json.dumps(value, ensure_ascii=False)
-    return tag.replace("KEY", key, 1).replace("VALUE", written, 1)
+    before, _, rest = tag.partition("KEY")
+    middle, _, after = rest.partition("VALUE")
+    return f"{before}{key}{middle.replace(TYPE, TAG_TYPES.get(json_type(value), json_type(value)))}{written}{after}"
 
 
 def write_dialect(value: Any, quote: str) -> str:

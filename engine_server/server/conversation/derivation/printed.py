@@ -54,6 +54,8 @@ def print_answers(probes: Probes, reasoning: ReasoningForm | None) -> PrintedAns
         for shape in printed_shapes(full, around)
         if reasoning is None or not prints_as_reasoning(full, reasoning, shape)
     ]
+    if not shapes:
+        raise UnknownFormError("no part of an answer is printed in one turn")
     return PrintedAnswers(full, reasoning, around, wrapper, shapes, MOST_CALLS if prints_two else 1)
 
 
