@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from engine_server.requests.structured_outputs import StructuredOutputsParams
-from engine_server.server.conversation.calls.dialect_grammar import any_rules
 from engine_server.server.conversation.calls.form import call_rules
-from engine_server.server.conversation.calls.literals import Literals, fixed_text, pattern_of, quoted
+from engine_server.server.conversation.calls.grammars.dialect import any_rules
+from engine_server.server.conversation.calls.grammars.literals import Literals, fixed_text, pattern_of, quoted
 from engine_server.server.conversation.channels import Channels
 from engine_server.server.conversation.layout import Layout, ReasoningMarks
 from engine_server.server.conversation.start import StartState

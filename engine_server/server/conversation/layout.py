@@ -12,8 +12,8 @@ from engine_server.server.conversation.template.capabilities import ALL_CAPABILI
 from engine_server.server.conversation.template.openings import SWITCHES
 
 if TYPE_CHECKING:
-    from engine_server.server.conversation.calls.events import ReaderFactory
     from engine_server.server.conversation.calls.form import CallForm
+    from engine_server.server.conversation.calls.reading.events import ReaderFactory
     from engine_server.server.conversation.channels import Channels
     from engine_server.server.conversation.regions import Region
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from engine_server.requests.reasoning import Reasoning as ReasoningSpan
 from engine_server.requests.reasoning import ReasoningTracker
-from engine_server.server.conversation.calls.events import (
+from engine_server.server.conversation.calls.reading.events import (
     ArgumentText,
     CallEnded,
     CallEvent,
@@ -17,7 +17,7 @@ from engine_server.server.conversation.calls.events import (
     Malformed,
     Properties,
 )
-from engine_server.server.conversation.calls.json_text import escape, is_json_object
+from engine_server.server.conversation.calls.reading.json_text import escape, is_json_object
 from engine_server.server.conversation.layout import AnswerRegions, CallIds
 from engine_server.server.conversation.regions import Body, Closed, Event, Opened, Region, RegionScanner
 from engine_server.server.generation.answer_start import NO_START, AnswerStart

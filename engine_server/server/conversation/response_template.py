@@ -7,8 +7,8 @@ from typing import Any
 
 from transformers.utils.chat_parsing.response_templates import ResponseTemplateField, load_response_template
 
-from engine_server.server.conversation.calls.events import ReaderFactory
-from engine_server.server.conversation.calls.readers import reader_factory
+from engine_server.server.conversation.calls.reading.events import ReaderFactory
+from engine_server.server.conversation.calls.reading.readers import reader_factory
 from engine_server.server.conversation.channels import Channels
 from engine_server.server.conversation.layout import AnswerRegions
 from engine_server.server.conversation.marks import MarkTokens, find_marks

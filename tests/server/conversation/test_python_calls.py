@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from server.conversation.recorded_answers import reading
 from server.conversation.test_reader import calls_of, parse, text_of
 
-from engine_server.server.conversation.calls.python_text import python_as_json
+from engine_server.server.conversation.calls.reading.python_text import python_as_json
 from engine_server.server.generation.events import Text, ToolCall
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)

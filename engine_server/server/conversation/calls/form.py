@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from engine_server.server.conversation.calls.dialect_grammar import dialect_arguments
-from engine_server.server.conversation.calls.keyword_grammar import Constants, keyword_arguments
-from engine_server.server.conversation.calls.literals import HOLES, Literals, fixed_text, text_before
-from engine_server.server.conversation.calls.tag_grammar import CallRules
+from engine_server.server.conversation.calls.grammars.dialect import dialect_arguments
+from engine_server.server.conversation.calls.grammars.keywords import Constants, keyword_arguments
+from engine_server.server.conversation.calls.grammars.literals import HOLES, Literals, fixed_text, text_before
+from engine_server.server.conversation.calls.grammars.tags import CallRules
 from engine_server.server.generation.tool_use import ANY_OBJECT
 from engine_server.structured.schema import json_rule
 from engine_server.structured.schemas.arguments import Arguments

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine_server.server.conversation.calls.form import CallForm
-from engine_server.server.conversation.calls.keyword_grammar import write_keywords
-from engine_server.server.conversation.calls.literals import IDENTIFIER, INDEX, TYPE
+from engine_server.server.conversation.calls.grammars.keywords import write_keywords
+from engine_server.server.conversation.calls.grammars.literals import IDENTIFIER, INDEX, TYPE
 from engine_server.structured.schemas.values import json_type
 
 # An id of the form that all templates allow.

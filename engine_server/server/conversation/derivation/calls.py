@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine_server.server.conversation.calls.literals import IDENTIFIER, INDEX
+from engine_server.server.conversation.calls.grammars.literals import IDENTIFIER, INDEX
 from engine_server.server.conversation.derivation.arguments import ArgumentForm
 from engine_server.server.conversation.derivation.pieces import common_end, common_start, pieces
 from engine_server.server.conversation.derivation.probes import (

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine_server.server.conversation.calls.literals import FIND_HOLE, IDENTIFIER, INDEX
+from engine_server.server.conversation.calls.grammars.literals import FIND_HOLE, IDENTIFIER, INDEX
 from engine_server.server.conversation.derivation.arguments import TagArguments
 from engine_server.server.conversation.derivation.calls import CallTexts
 from engine_server.server.conversation.derivation.pieces import marks_in

@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 import regex
 
-from engine_server.server.conversation.calls.events import (
+from engine_server.server.conversation.calls.reading.events import (
     ArgumentText,
     CallEnded,
     CallEvent,
     CallStarted,
     Malformed,
 )
-from engine_server.server.conversation.calls.json_text import escape
-from engine_server.server.conversation.calls.python_text import python_as_json
+from engine_server.server.conversation.calls.reading.json_text import escape
+from engine_server.server.conversation.calls.reading.python_text import python_as_json
 from engine_server.server.conversation.regions import (
     Body,
     Closed,

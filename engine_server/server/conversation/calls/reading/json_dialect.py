@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine_server.server.conversation.calls.events import CallEvent, CallReader
-from engine_server.server.conversation.calls.json_text import WHITESPACE, escape
+from engine_server.server.conversation.calls.reading.events import CallEvent, CallReader
+from engine_server.server.conversation.calls.reading.json_text import WHITESPACE, escape
 
 # Characters of JSON that are in no bare key.
 STRUCTURE = WHITESPACE + '{}[]:,"'

@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import re
 
-from engine_server.server.conversation.calls.events import ArgumentText, CallEnded, CallEvent, CallStarted
-from engine_server.server.conversation.calls.json_text import WHITESPACE
-from engine_server.server.conversation.calls.python_text import PythonValue
-from engine_server.server.conversation.calls.steps import CallSteps
+from engine_server.server.conversation.calls.reading.events import (
+    ArgumentText,
+    CallEnded,
+    CallEvent,
+    CallStarted,
+)
+from engine_server.server.conversation.calls.reading.json_text import WHITESPACE
+from engine_server.server.conversation.calls.reading.python_text import PythonValue
+from engine_server.server.conversation.calls.reading.steps import CallSteps
 
 # The names of tools and arguments have no more characters.
 MAX_NAME = 256

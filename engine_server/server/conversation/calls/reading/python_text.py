@@ -6,7 +6,7 @@ import json
 import re
 import sys
 
-from engine_server.server.conversation.calls.json_text import WHITESPACE, escape
+from engine_server.server.conversation.calls.reading.json_text import WHITESPACE, escape
 
 WORDS = {"True": "true", "False": "false", "None": "null"}
 IN_WORD = re.compile(r"[\w.+-]")

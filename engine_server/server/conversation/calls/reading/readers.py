@@ -8,7 +8,7 @@ from typing import Any
 from transformers.utils.chat_parsing.content_parsers import process_field
 from transformers.utils.chat_parsing.response_templates import ResponseTemplateField
 
-from engine_server.server.conversation.calls.events import (
+from engine_server.server.conversation.calls.reading.events import (
     ArgumentText,
     CallEnded,
     CallEvent,
@@ -18,11 +18,11 @@ from engine_server.server.conversation.calls.events import (
     Properties,
     ReaderFactory,
 )
-from engine_server.server.conversation.calls.json_calls import JsonArguments, JsonCalls
-from engine_server.server.conversation.calls.json_dialect import DialectReader
-from engine_server.server.conversation.calls.json_text import is_json_object, to_json
-from engine_server.server.conversation.calls.python_calls import PythonCalls
-from engine_server.server.conversation.calls.xml_arguments import XmlArguments, argument_region
+from engine_server.server.conversation.calls.reading.json_calls import JsonArguments, JsonCalls
+from engine_server.server.conversation.calls.reading.json_dialect import DialectReader
+from engine_server.server.conversation.calls.reading.json_text import is_json_object, to_json
+from engine_server.server.conversation.calls.reading.python_calls import PythonCalls
+from engine_server.server.conversation.calls.reading.xml_arguments import XmlArguments, argument_region
 from engine_server.structured.schemas.arguments import NO_TYPES
 
 CAPTURED_NAME = "{name}"

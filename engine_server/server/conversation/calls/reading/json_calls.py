@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 
-from engine_server.server.conversation.calls.events import (
+from engine_server.server.conversation.calls.reading.events import (
     ArgumentText,
     CallEnded,
     CallEvent,
     CallStarted,
     Malformed,
 )
-from engine_server.server.conversation.calls.json_text import WHITESPACE, JsonValue, is_json_object
-from engine_server.server.conversation.calls.steps import CallSteps
+from engine_server.server.conversation.calls.reading.json_text import WHITESPACE, JsonValue, is_json_object
+from engine_server.server.conversation.calls.reading.steps import CallSteps
 
 # Models write either key for the arguments, whatever their template does.
 ARGUMENT_KEYS = ("arguments", "parameters")

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from engine_server.server.conversation.calls.literals import Literals, text_before
-from engine_server.server.conversation.calls.pair_grammar import pairs
+from engine_server.server.conversation.calls.grammars.literals import Literals, text_before
+from engine_server.server.conversation.calls.grammars.pairs import pairs
 from engine_server.structured.schema import unmended_json_rule
 from engine_server.structured.schemas.arguments import Argument, Arguments
 

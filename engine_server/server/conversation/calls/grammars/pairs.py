@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from engine_server.server.conversation.calls.literals import quoted
+from engine_server.server.conversation.calls.grammars.literals import quoted
 from engine_server.structured.schemas.alternatives import ObjectForm
 from engine_server.structured.schemas.arguments import Argument, Arguments
 

@@ -10,7 +10,12 @@ import json
 
 import llguidance
 
-from engine_server.server.conversation.calls.literals import Literals, fixed_text, quoted, text_before
+from engine_server.server.conversation.calls.grammars.literals import (
+    Literals,
+    fixed_text,
+    quoted,
+    text_before,
+)
 from engine_server.structured.schema import unmended_json_rule
 from engine_server.structured.schemas.alternatives import ObjectForm, StringRules
 from engine_server.structured.schemas.arguments import Argument, Arguments

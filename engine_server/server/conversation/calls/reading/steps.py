@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from engine_server.server.conversation.calls.events import CallEvent, Malformed
-from engine_server.server.conversation.calls.json_text import WHITESPACE
+from engine_server.server.conversation.calls.reading.events import CallEvent, Malformed
+from engine_server.server.conversation.calls.reading.json_text import WHITESPACE
 
 # Characters before, between and after calls.
 SEPARATORS = WHITESPACE + ",;[]"

@@ -10,8 +10,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from engine_server.server.conversation.calls.literals import Literals
-from engine_server.server.conversation.calls.pair_grammar import pairs
+from engine_server.server.conversation.calls.grammars.literals import Literals
+from engine_server.server.conversation.calls.grammars.pairs import pairs
 from engine_server.structured.schema import unmended_json_rule
 from engine_server.structured.schemas.arguments import Argument, Arguments
 

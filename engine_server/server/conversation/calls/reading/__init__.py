@@ -1,0 +1,1 @@
+"""The reading of calls in each form, as their text arrives."""
