@@ -12,6 +12,9 @@ from engine_server.structured.errors import GrammarError
 
 # CPU time to move by one token; usually it takes a few microseconds, and a mask a few times as long.
 TOKEN_SECONDS = 0.01
+# Moves that may take longer: this process' own collection of garbage falls into some, while a grammar that is too
+# ambiguous is slow from one token to the next.
+SLOW_MOVES = 3
 
 
 class Matcher:
@@ -37,6 +40,7 @@ class Matcher:
         # Index of the first token of the grammar; None: not yet.
         self._start = None if self._starts_after else num_prompt
         self._ended = False
+        self._slow_moves = 0
         # None before the grammar has started.
         self._matcher: LLMatcher | None = None
 
@@ -116,6 +120,7 @@ class Matcher:
         if token_ids:
             started = time.thread_time()
             consume(matcher, token_ids)
-            if time.thread_time() - started > TOKEN_SECONDS * len(token_ids):
+            self._slow_moves += time.thread_time() - started > TOKEN_SECONDS * len(token_ids)
+            if self._slow_moves > SLOW_MOVES:
                 self.error = f"the grammar is too ambiguous: a token takes more than {TOKEN_SECONDS:g} s"
         self.check()

@@ -1,6 +1,7 @@
 """Masks of grammars: every text that they allow is valid, with tokenizers of every kind."""
 
 import random
+import time
 import re
 from concurrent.futures import Future
 
@@ -139,6 +140,16 @@ def test_token_that_the_grammar_excludes_is_an_error_and_other_copies_continue()
     second.read([5], 1)
     assert first.error is not None and first.position is None
     assert second.error is None and second.position is not None
+
+
+def test_move_that_takes_long_by_chance_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([0.0, 5.0])
+    monkeypatch.setattr(time, "thread_time", lambda: next(seconds, 5.0))
+    own = matcher("byte level", StructuredOutputsParams(regex="a*"))
+    token_ids = [5] + [TOKENIZERS["byte level"].token_to_id("a")] * 3
+    for end in range(1, len(token_ids) + 1):
+        own.read(token_ids, end)
+    assert own.error is None and own.position is not None
 
 
 def test_ambiguous_grammar_becomes_an_error_instead_of_ever_slower() -> None:
