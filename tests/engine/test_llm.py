@@ -228,6 +228,16 @@ def test_chat_joins_content_parts_for_a_template_that_takes_strings(llm: LLM) ->
         llm.chat([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], GREEDY)
 
 
+def test_chat_gives_null_content_and_arguments_to_the_template_as_the_server_does(llm: LLM) -> None:
+    template = (
+        "{% for m in messages %}[{{ m.content }}{{ m.tool_calls[0].function.arguments.x }}]{% endfor %}"
+    )
+    call = {"type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    talk = [{"role": "assistant", "content": None, "tool_calls": [call]}]
+    (output,) = llm.chat(talk, GREEDY, use_tqdm=False, chat_template=template)
+    assert output.prompt == "[1]"
+
+
 def test_beam_search_gives_the_same_result_with_a_concurrency_limit(llm: LLM) -> None:
     params = BeamSearchParams(beam_width=2, max_tokens=3)
     together = llm.beam_search(TEXTS[:3], params)

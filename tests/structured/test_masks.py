@@ -1,8 +1,8 @@
 """Masks of grammars: every text that they allow is valid, with tokenizers of every kind."""
 
 import random
-import time
 import re
+import time
 from concurrent.futures import Future
 
 import jsonschema

@@ -1,9 +1,14 @@
 """Fields of /v1/chat/completions beyond OpenAI's common ones."""
 
+import json
 from typing import Any
 
 import openai
 import pytest
+from server.conversation.prompted import prompted
+
+from engine_server.server.api.chat.request import ChatRequest
+from engine_server.server.api.generation_request import parse_request
 
 CHAT = "/v1/chat/completions"
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
@@ -48,6 +53,21 @@ def test_null_content_is_no_text(tiered_server: Any) -> None:
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": None}, *QUESTION]
     text = prompt_text(tiered_server, messages=messages)
     assert "<|im_start|>assistant\n<|im_end|>" in text and "None" not in text
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"reasoning_content": "Hm."},
+        {"reasoning": "", "reasoning_content": "Hm."},
+        {"reasoning": None, "thinking": "Hm."},
+        {"reasoning": "Hm.", "reasoning_content": "Other."},
+    ],
+)
+def test_first_thought_of_a_message_that_is_not_empty_counts(fields: dict[str, Any]) -> None:
+    body = {"messages": [*QUESTION, {"role": "assistant", "content": "Paris.", **fields}, *QUESTION]}
+    (_, answer, _) = prompted(parse_request(ChatRequest, json.dumps(body).encode())).messages
+    assert answer == {"role": "assistant", "content": "Paris.", "reasoning_content": "Hm."}
 
 
 def test_special_tokens_are_added_on_request(tiered_server: Any) -> None:
