@@ -14,9 +14,11 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 from unittest import mock
 
+import msgspec
 import uvloop
 from api_client import ApiClient
 from waiting import until
@@ -37,6 +39,7 @@ from engine_server.requests.messages import (
 )
 from engine_server.server.arguments import ServerArgs
 from engine_server.server.command import adapter_defaults, default_max_queue
+from engine_server.server.conversation.derivation import process
 from engine_server.server.engine_host import EngineHost
 from engine_server.server.preparation import prepare
 from engine_server.server.settings import ApiSettings
@@ -164,6 +167,27 @@ class Log(logging.Handler):
         self.messages.append(record.getMessage())
 
 
+class LocalTemplates:
+    """The facts of chat templates without a process, found once for each template."""
+
+    def __enter__(self) -> "LocalTemplates":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def facts(self, template: Any) -> Any:
+        return facts_of_text(msgspec.json.encode(template, enc_hook=str))
+
+
+@cache
+def facts_of_text(template: bytes) -> Any:
+    from engine_server.server.conversation.derivation.facts import facts_of  # imports transformers
+    from engine_server.server.conversation.template.chat_template import ChatTemplate
+
+    return facts_of(msgspec.json.decode(template, type=ChatTemplate))
+
+
 class LocalServer(ApiClient):
     """A server in a thread, in the event loop that the server uses. `admin` is its admin API, if it has one."""
 
@@ -205,10 +229,13 @@ class LocalServer(ApiClient):
         until(lambda: any(re.search(pattern, line) for line in self.lines), f"a line {pattern!r}")
 
     def start(self) -> None:
-        """Start; the engine takes the local core in place of a process of its own."""
+        """Start; the local core, and this process' renderings of the chat template, are in place of processes."""
         logging.getLogger("engine_server").addHandler(self._log)
         core_process = mock.Mock(return_value=self.core)
-        with mock.patch.object(async_llm, "CoreProcess", core_process):
+        with (
+            mock.patch.object(async_llm, "CoreProcess", core_process),
+            mock.patch.object(process, "TemplateProcess", LocalTemplates),
+        ):
             self._thread.start()
             until(lambda: core_process.called or self.status is not None, "the start of the engine")
 
