@@ -71,7 +71,9 @@ def overridden_ends(value: object, vocab_size: int) -> Ends:
 
 def within(ends: Ends, vocab_size: int) -> Ends:
     """Return the ends that are tokens of the vocabulary, without sources that have none."""
-    found = {source: [one for one in ids if 0 <= one < vocab_size] for source, ids in ends.items()}
+    found = {
+        source: [one for one in dict.fromkeys(ids) if 0 <= one < vocab_size] for source, ids in ends.items()
+    }
     return {source: ids for source, ids in found.items() if ids}
 
 

@@ -4,13 +4,14 @@ import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from engine_server import EngineArgs, LLMEngine, RequestOutput, SamplingParams, StructuredOutputsParams
 from engine_server.config import ModelConfig
-from engine_server.engine.input.answer_ends import with_answer_ends
+from engine_server.engine.input.answer_ends import declared_ends, with_answer_ends
 from engine_server.engine.input.tokenizer import load_tokenizer
 
 # The tokens of SmolLM2.
@@ -99,6 +100,21 @@ def test_default_of_a_configurations_class_counts_only_with_the_tokenizers_own_e
     written = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(written | {"eos_token": "<|endoftext|>"}))
     assert ends_of(folder).eos_sources == {"tokenizer": [0]}
+
+
+@pytest.mark.parametrize(
+    ("settings", "ends"),
+    [
+        ({"eos_token_id": 5, "text_config": {"eos_token_id": 2}}, {"config.json": [5, 2]}),
+        ({"eos_token_id": 2, "text_config": {"eos_token_id": 2}}, {"config.json": [2]}),
+        ({"eos_token_id": 5, "text_config": {}}, {"config.json": [5]}),
+        ({"text_config": {}}, {"transformers": [2]}),
+    ],
+)
+def test_ends_of_the_config_are_those_of_the_whole_and_of_its_text_part(
+    settings: dict[str, Any], ends: dict[str, list[int]]
+) -> None:
+    assert declared_ends({}, settings, SimpleNamespace(eos_token_id=2), vocab_size=8) == ends
 
 
 @pytest.mark.parametrize(("given", "ends"), [(5, [5]), ([0, 9], [0, 9])])
