@@ -36,6 +36,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     # Maximum length of prompt and output together, in tokens.
     max_model_len: int
     vocab_size: int
+    # The tokens that end an answer; those of the tokenizer and its chat template are added once it is loaded.
     eos_token_ids: list[int]
     seed: int
     # Lower max_model_len to the KV cache's capacity, instead of refusing to start.
@@ -59,6 +60,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     # Run Python code from the model's folder.
     trust_remote_code: bool = False
     sampling_defaults: SamplingDefaults = SamplingDefaults()
+    # The tokens that end an answer, by the file or the setting that names them.
+    eos_sources: dict[str, list[int]] = {}
 
     @property
     def runner(self) -> str:

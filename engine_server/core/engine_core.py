@@ -116,6 +116,7 @@ class EngineCore:
                     if isinstance(request, GenerationRequest) and request.awaits_prompt_logprobs:
                         self._reporting.append(request)
             case Vocabulary():
+                self.scheduler.eos_token_ids = frozenset(message.eos_token_ids)
                 self.grammars.load(message)
             case AbortRequests(request_ids):
                 self.scheduler.abort(request_ids)

@@ -9,6 +9,8 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, cast
 
+import msgspec
+
 from engine_server.config import (
     DecodingConfig,
     EngineConfig,
@@ -24,7 +26,9 @@ from engine_server.engine.compat import one_prompt, refuse, request_key, request
 from engine_server.engine.core_operations import CoreOperations
 from engine_server.engine.engine_args import AsyncEngineArgs
 from engine_server.engine.front_end import FrontEnd
+from engine_server.engine.input.answer_ends import with_answer_ends
 from engine_server.engine.input.processor import Processor
+from engine_server.engine.input.template_end import TemplateEnd, rendered_end
 from engine_server.engine.input.tokenizer import load_tokenizer, model_vocabulary
 from engine_server.engine.loop import garbage
 from engine_server.engine.loop.async_stream import AsyncStream
@@ -58,7 +62,7 @@ class AsyncLLM(CoreOperations):
     The constructor blocks until the core has loaded the model, and calls `on_phase(name, seconds)` at the end of each
     phase of the start, and `on_load(share)` while weights are loaded. It may run in any thread: the engine belongs to
     the event loop that first uses it. The core ends when the engine is garbage collected. `core` may have been started
-    earlier, since its imports take seconds.
+    earlier, since its imports take seconds. `template_end` finds the token with which the chat template ends an answer.
 
     Raises ValueError for a model or setting that can't be used, EngineDeadError if the core can't start.
     """
@@ -77,6 +81,7 @@ class AsyncLLM(CoreOperations):
         on_phase: OnPhase | None = None,
         on_load: OnLoad | None = None,
         core: CoreProcess | None = None,
+        template_end: TemplateEnd = rendered_end,
     ) -> None:
         refuse(input_registry=input_registry is not INPUT_REGISTRY, use_cached_outputs=use_cached_outputs)
         config = vllm_config.with_executor(executor_class)
@@ -87,7 +92,9 @@ class AsyncLLM(CoreOperations):
         try:
             self._core.configure(config)
             tokenizer = load_tokenizer(config.model_config)  # while the core loads
-            vocabulary = model_vocabulary(tokenizer, config.model_config)
+            model = with_answer_ends(config.model_config, tokenizer, template_end)
+            config = msgspec.structs.replace(config, model_config=model)
+            vocabulary = model_vocabulary(tokenizer, model)
             if vocabulary is not None:
                 self._core.send(vocabulary)
             garbage.settle()
@@ -116,6 +123,7 @@ class AsyncLLM(CoreOperations):
         on_phase: OnPhase | None = None,
         on_load: OnLoad | None = None,
         core: CoreProcess | None = None,
+        template_end: TemplateEnd = rendered_end,
     ) -> Self:
         """Make an engine from its arguments; `engine_config` replaces the config that they resolve to."""
         core = core or CoreProcess()  # imports while this process reads the model's configuration
@@ -135,6 +143,7 @@ class AsyncLLM(CoreOperations):
             on_phase=on_phase,
             on_load=on_load,
             core=core,
+            template_end=template_end,
         )
 
     def generate(

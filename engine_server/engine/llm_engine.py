@@ -28,6 +28,7 @@ from engine_server.core.model_runner import ModelRunner
 from engine_server.engine.compat import one_prompt, refuse, request_key, request_keys, rpc_arguments
 from engine_server.engine.engine_args import EngineArgs
 from engine_server.engine.front_end import FrontEnd
+from engine_server.engine.input.answer_ends import with_answer_ends
 from engine_server.engine.input.processor import Processor
 from engine_server.engine.input.tokenizer import load_tokenizer, model_vocabulary
 from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
@@ -77,12 +78,13 @@ class LLMEngine:
         use_cached_outputs: bool = False,
     ) -> None:
         refuse(input_registry=input_registry is not INPUT_REGISTRY, use_cached_outputs=use_cached_outputs)
+        tokenizer = load_tokenizer(model_config)
+        model_config = with_answer_ends(model_config, tokenizer)
         config = EngineConfig(
             model_config, cache_config, parallel_config, scheduler_config, device_config, load_config, lora_config,
             speculative_config, decoding_config or DecodingConfig(), observability_config or ObservabilityConfig(),
             prompt_adapter_config,
         ).with_executor(executor_class)  # fmt: skip
-        tokenizer = load_tokenizer(model_config)
         self._core = EngineCore(config, lambda name, seconds: logger.info("%s: %.1f s", name, seconds))
         core = self._core
         self.config = config.as_started(

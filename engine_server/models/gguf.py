@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from engine_server.models import store
 from engine_server.models.errors import ModelSourceError
+from engine_server.models.gguf_ends import read_ends
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
 
+# Of the files that a conversion writes; another version has another folder.
+FILES_VERSION = 2
 # The `quantization_config` of converted models.
 METHOD, VERSION = "integers", 1
 # Names of pre-tokenizers that split numbers into single digits, which transformers' reader ignores.
@@ -41,7 +44,8 @@ def place(gguf: Path, dense: bool) -> Path:
     """Return the cache folder of the converted file; another version of the file has another folder."""
     status = gguf.stat()
     form = "" if dense else f" {METHOD} {VERSION}"
-    key = hashlib.sha256(f"{gguf} {status.st_size} {status.st_mtime_ns}{form}".encode()).hexdigest()
+    version = f"{status.st_size} {status.st_mtime_ns} {FILES_VERSION}"
+    key = hashlib.sha256(f"{gguf} {version}{form}".encode()).hexdigest()
     return store.cache() / "models" / "gguf" / f"{gguf.stem}-{key[:12]}"
 
 
@@ -75,10 +79,13 @@ def convert(gguf: Path, place: Path, dense: bool) -> None:
     if quantised:
         model.config.quantization_config = {"quant_method": METHOD, "version": VERSION}
     _restore_pre_tokenizer(reader, tokenizer)
+    ends = read_ends(reader, config.get_text_config())
+    eos = ends[0] if len(ends) == 1 else ends or None
+    model.config.get_text_config().eos_token_id = eos
     generation: Any = transformers.GenerationConfig
     model.generation_config = generation(
         bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
+        eos_token_id=eos,
         pad_token_id=tokenizer.pad_token_id,
     )
     model.save_pretrained(place, state_dict=weights, save_original_format=False)

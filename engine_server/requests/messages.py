@@ -97,11 +97,12 @@ class Call(Message):
 
 
 class Vocabulary(Message):
-    """The text of each token, for grammars."""
+    """The text of each token, for grammars, and the tokens that end an answer."""
 
     # By token id, for each of the model's logits: the bytes that a token adds to the text; of a special token its name.
     tokens: list[bytes]
     special_token_ids: list[int]
+    # The tokens that end an answer, with grammars and without.
     eos_token_ids: list[int]
 
 

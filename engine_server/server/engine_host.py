@@ -13,7 +13,7 @@ from prometheus_client import Gauge
 
 from engine_server.requests.errors import EngineDeadError
 from engine_server.server.engine_load import EngineLoad
-from engine_server.server.loaded_model import LoadedModel, loaded_model
+from engine_server.server.loaded_model import LoadedModel, TemplateReader, loaded_model
 from engine_server.server.wanted_adapters import read_adapters_file
 
 if TYPE_CHECKING:
@@ -129,17 +129,19 @@ class EngineHost:
             from engine_server.config import UsageContext
             from engine_server.engine.async_llm import AsyncLLMEngine
 
+            reader = TemplateReader(self.settings, template, templates.facts)
             engine = AsyncLLMEngine.from_engine_args(
                 self._args,
                 usage_context=UsageContext.OPENAI_API_SERVER,
                 on_phase=self._on_phase,
                 on_load=self._on_load,
                 core=self._core,
+                template_end=reader.end,
             )
             self.engine_load.max_num_seqs = engine.config.scheduler_config.max_num_seqs
             self.engine_load.max_model_len = engine.model_config.max_model_len
             engine.add_logger("load", self.engine_load)
-            return loaded_model(engine, self.settings, template, templates.facts)
+            return loaded_model(engine, self.settings, template, reader.facts)
 
     def _settle(self, model: LoadedModel | None, error: BaseException | None) -> None:
         if self._loaded.done():  # the server was stopped during the start

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,6 +78,45 @@ class LoadedModel:
         """Return the text of one token; "" for a part of a character, and without a tokenizer."""
         text = "" if self.tokenizer is None else str(self.tokenizer.decode([token_id]))
         return "" if "\ufffd" in text else text
+
+
+class TemplateReader:
+    """The chat template of a server, read once its tokenizer is loaded.
+
+    text: a template in place of the model's own. facts_of: returns the facts of a template; it is called once.
+    """
+
+    def __init__(
+        self, settings: ApiSettings, text: str | None, facts_of: Callable[[ChatTemplate], TemplateFacts]
+    ) -> None:
+        self._settings = settings
+        self._text = text
+        self._facts_of = facts_of
+        self._facts: TemplateFacts | None = None
+
+    def facts(self, template: ChatTemplate) -> TemplateFacts:
+        """Return what renderings of the server's template show."""
+        if self._facts is None:
+            self._facts = self._facts_of(template)
+        return self._facts
+
+    def end(self, tokenizer: PreTrainedTokenizerBase, ends: Collection[int]) -> int | None:
+        """Return the token with which the template ends an answer; None if it is one of `ends`, or a part's end.
+
+        Raises ValueError for a bad response template.
+        """
+        from engine_server.engine.input.template_end import end_token
+        from engine_server.server.conversation.find_layout import find_layout
+        from engine_server.server.conversation.template.chat_template import ChatTemplate
+
+        if self._text is not None:
+            tokenizer.chat_template = self._text
+        facts = self.facts(ChatTemplate.of(tokenizer))
+        if facts.end is None:
+            return None
+        file = self._settings.response_template
+        layout = find_layout(tokenizer, Path(file) if file else None, facts)
+        return end_token(tokenizer, facts.end, ends, layout.inner_marks)
 
 
 def loaded_model(

@@ -2,7 +2,7 @@
 
 import shutil
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import gguf
@@ -99,8 +99,19 @@ def quantised_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_gguf(tmp_path_factory.mktemp("gguf") / "quantised.gguf", TYPES)
 
 
-def save_gguf(path: Path, types: dict[str, str], architecture: str = "llama") -> Path:
-    """Write the model; types: those of quantised tensors, by the tensors' names with or without numbers."""
+def save_gguf(
+    path: Path,
+    types: dict[str, str],
+    architecture: str = "llama",
+    marks: Sequence[str] = (),
+    eot: str | None = None,
+    eom: str | None = None,
+) -> Path:
+    """Write the model.
+
+    types: those of quantised tensors, by the tensors' names with or without numbers. marks: more special tokens, of
+    which `eot` and `eom` are named as the ends of a turn and of a message.
+    """
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_context_length(CONTEXT)
     writer.add_embedding_length(HIDDEN)
@@ -112,16 +123,23 @@ def save_gguf(path: Path, types: dict[str, str], architecture: str = "llama") ->
     writer.add_rope_freq_base(10000.0)
     writer.add_rope_dimension_count(HIDDEN // HEADS)
     specials = ["<unk>", "<s>", "</s>"]
-    tokens = [*specials, *_byte_letters(), "ĠĠ"]
+    tokens = [*specials, *_byte_letters(), "ĠĠ", *marks]
     writer.add_vocab_size(len(tokens))
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(tokens)
-    writer.add_token_types([gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.NORMAL] * (len(tokens) - 3))
+    special = {*specials, *marks}
+    writer.add_token_types(
+        [gguf.TokenType.CONTROL if token in special else gguf.TokenType.NORMAL for token in tokens]
+    )
     writer.add_token_merges(["Ġ Ġ"])
     writer.add_unk_token_id(0)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
+    if eot is not None:
+        writer.add_eot_token_id(tokens.index(eot))
+    if eom is not None:
+        writer.add_eom_token_id(tokens.index(eom))
     writer.add_add_bos_token(False)
     writer.add_chat_template(TEMPLATE)
     random = np.random.default_rng(0)

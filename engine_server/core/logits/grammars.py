@@ -47,9 +47,8 @@ class Grammars:
 
     def __init__(self, eos_token_ids: Sequence[int], vocabulary: int, platform: Platform) -> None:
         """vocabulary: number of tokens."""
-        self._eos_token_ids = list(eos_token_ids)
         self._size = num_bytes(vocabulary)
-        self._ends = bits_of(self._eos_token_ids, self._size)
+        self._set_ends(eos_token_ids)
         self._platform = platform
         self._rules = RequestCache(self._build)
         # Rows of the requests that may ever be limited.
@@ -59,10 +58,18 @@ class Grammars:
         self._threads: LLExecutor | None = None
 
     def load(self, vocabulary: Vocabulary) -> None:
-        """Take the vocabulary, which requests with a grammar need, and those with reasoning between marks of text."""
+        """Take the vocabulary, which requests with a grammar need, and those with reasoning between marks of text.
+
+        Its ends replace the ones before, since the tokenizer and its chat template may have added some.
+        """
+        self._set_ends(vocabulary.eos_token_ids)
         self._cache = GrammarCache(vocabulary)
         self._token_bytes = vocabulary.tokens
         self._threads = LLExecutor(min(available_cpus(), MAX_THREADS))
+
+    def _set_ends(self, eos_token_ids: Sequence[int]) -> None:
+        self._eos_token_ids = list(eos_token_ids)
+        self._ends = bits_of(self._eos_token_ids, self._size)
 
     def open(self, request: Request) -> None:
         """Start to compile a request's grammar if it has one; the request runs once that is done."""

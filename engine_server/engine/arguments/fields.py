@@ -89,7 +89,8 @@ class SamplingArguments:
     )
     override_generation_config: dict[str, Any] | None = argument(
         None,
-        'settings to replace in generation_config, as {"temperature": 0.5}; with vllm these alone are the defaults',
+        'settings to replace in generation_config, as {"temperature": 0.5}; with vllm these alone are the defaults; '
+        "eos_token_id, a token's id or a list, replaces all ends of answers, the tokenizer's too",
         type=json_object,
         metavar="JSON",
     )

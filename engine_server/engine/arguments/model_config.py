@@ -9,12 +9,19 @@ from engine_server.config import ModelConfig, SamplingDefaults
 from engine_server.contract.model_uri import HubRepository
 from engine_server.engine.arguments.fields import Arguments
 from engine_server.engine.arguments.pooling_config import longest_prompt, read_pooling_config
+from engine_server.engine.input.answer_ends import (
+    EOS,
+    GENERATION_CONFIG,
+    Ends,
+    declared_ends,
+    merged,
+    overridden_ends,
+)
 from engine_server.models import resolve
 from engine_server.models.hf_config import read_hf_config
 from engine_server.models.source import locate
 from engine_server.requests.sampling_params import SamplingParams
 
-GENERATION_CONFIG = "generation_config.json"
 # The context of a model whose config names no limit.
 DEFAULT_CONTEXT = 2048
 # SamplingParams' names by those of generation_config.json.
@@ -48,7 +55,7 @@ def describe_model(args: Arguments) -> ModelDescription:
     text_config = _text_config(path, config)
     pooling = read_pooling_config(path, config, args)
     names = args.served_model_name
-    generation_config = _read_json(path / GENERATION_CONFIG)
+    ends = _ends(args, path, text_config)
     model = ModelConfig(
         model=args.model,
         path=str(path),
@@ -59,7 +66,8 @@ def describe_model(args: Arguments) -> ModelDescription:
             args.max_model_len, _positions(text_config), longest_prompt(path) if pooling else None
         ),
         vocab_size=text_config.vocab_size,
-        eos_token_ids=_eos_token_ids(generation_config, text_config),
+        eos_token_ids=merged(ends),
+        eos_sources=ends,
         seed=args.seed or 0,
         fit_max_model_len=args.max_model_len == -1,
         batch_invariant=args.batch_invariant,
@@ -137,12 +145,13 @@ def _context(asked: int | None, limit: int | None, advised: int | None) -> int:
     return asked
 
 
-def _eos_token_ids(generation_config: dict[str, Any], config: Any) -> list[int]:
-    """Return the tokens that end a text: chat models have more in their generation config than in their config."""
-    found = generation_config.get("eos_token_id") or getattr(config, "eos_token_id", None)
-    if found is None:
-        return []
-    return list(found) if isinstance(found, list) else [found]
+def _ends(args: Arguments, path: Path, text_config: Any) -> Ends:
+    """Return the tokens that end an answer by the override, else by the model's files. Raises ValueError."""
+    override = (args.override_generation_config or {}).get(EOS)
+    if override is not None:
+        return overridden_ends(override, text_config.vocab_size)
+    settings = _read_json(path / "config.json") | (args.hf_overrides or {})
+    return declared_ends(_read_json(path / GENERATION_CONFIG), settings, text_config, text_config.vocab_size)
 
 
 def _sampling_defaults(source: str, model: Path, override: dict[str, Any]) -> SamplingDefaults:
@@ -150,9 +159,10 @@ def _sampling_defaults(source: str, model: Path, override: dict[str, Any]) -> Sa
 
     override: settings that replace those of `source`, with generation_config.json's names.
     """
-    if unknown := override.keys() - SAMPLING_NAMES.keys():
+    names = (*SAMPLING_NAMES, EOS)
+    if unknown := override.keys() - set(names):
         raise ValueError(
-            f"override_generation_config has {', '.join(sorted(unknown))}; it takes {', '.join(SAMPLING_NAMES)}"
+            f"override_generation_config has {', '.join(sorted(unknown))}; it takes {', '.join(names)}"
         )
     file, settings = _generation_config(source, model)
     defaults = {name: (settings | override).get(key) for key, name in SAMPLING_NAMES.items()}

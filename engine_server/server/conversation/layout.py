@@ -87,6 +87,18 @@ class Layout:
     def calls_tools(self) -> bool:
         return bool(self.with_calls.readers)
 
+    @property
+    def inner_marks(self) -> frozenset[str]:
+        """The delimiters within answers: those of the reasoning, and the beginnings of calls.
+
+        In channels the first end is that of every part, and another may end the answer.
+        """
+        marks = list(self.call_marks)
+        if self.reasoning is not None:
+            ends = self.reasoning.end if self.channels is None else self.reasoning.end[:1]
+            marks += [*self.reasoning.start, *ends]
+        return frozenset(mark.text for mark in marks)
+
     def regions(self, calls: bool) -> AnswerRegions:
         """Return the regions of an answer with or without calls."""
         return self.with_calls if calls else self.without_calls

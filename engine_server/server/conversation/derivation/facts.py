@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from engine_server.engine.input.template_end import PrintedEnd, printed_end
 from engine_server.server.conversation.derivation.derive import Derived, NotDerived, derive_printed
 from engine_server.server.conversation.derivation.printed import (
     PrintedAnswers,
@@ -33,6 +34,8 @@ class TemplateFacts(msgspec.Struct, frozen=True, kw_only=True):
     # The delimiters of the reasoning; None for a template without any.
     reasoning: tuple[str, str] | None = None
     capabilities: Capabilities = ALL_CAPABILITIES
+    # What follows an answer; None for a template that prints none.
+    end: PrintedEnd | None = None
 
 
 def facts_of(template: ChatTemplate) -> TemplateFacts:
@@ -62,6 +65,7 @@ def facts_of(template: ChatTemplate) -> TemplateFacts:
         refuted=refuted,
         reasoning=pair,
         capabilities=capabilities_of(template),
+        end=printed_end(template.probe),
     )
 
 
