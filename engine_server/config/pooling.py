@@ -56,6 +56,8 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
     # Texts that are put before a text to embed, by their names, and the name of the default; None: no default.
     prompts: dict[str, str] = {}
     default_prompt: str | None = None
+    # Texts to embed are read in lower case, with their prompts.
+    lower_case: bool = False
     # The negative and the positive answer of a language model that scores by their logits' difference, or the positive
     # one alone; empty: another model.
     score_tokens: list[int] = []
@@ -63,6 +65,10 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
     instruction: str | None = None
     # Arguments of that template besides the texts.
     template_arguments: dict[str, Any] = {}
+
+    def as_read(self, text: str) -> str:
+        """Return a text to embed, with its prompt, as the model reads it."""
+        return text.lower() if self.lower_case else text
 
     @property
     def tasks(self) -> tuple[str, ...]:

@@ -36,6 +36,7 @@ from engine_server.engine.loop.core_process import CoreProcess, OnLoad, OnPhase
 from engine_server.engine.loop.operations import Operations, PauseMode
 from engine_server.engine.loop.output_loop import OutputLoop
 from engine_server.engine.loop.request_streams import RequestStreams
+from engine_server.engine.output.token_texts import TokenTexts
 from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
 from engine_server.requests.errors import EngineDeadError, EngineShutDownError
 from engine_server.requests.outputs import CompletionOutput, Output, PoolingRequestOutput, RequestOutput
@@ -382,6 +383,11 @@ class AsyncLLM(CoreOperations):
     def token_bytes(self) -> Sequence[bytes] | None:
         """The bytes that each token adds to a text; None for an engine that can't follow grammars."""
         return self._front_end.token_bytes
+
+    @property
+    def token_texts(self) -> TokenTexts:
+        """The text and the bytes of each token, as log-probabilities have them."""
+        return self._front_end.token_texts
 
     async def get_tokenizer(self, lora_request: LoRARequest | None = None) -> PreTrainedTokenizerBase:
         """Return the tokenizer. Raises ValueError if the engine was made without one."""

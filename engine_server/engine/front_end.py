@@ -21,6 +21,7 @@ from engine_server.engine.input.admission import (
 from engine_server.engine.input.processor import Processor
 from engine_server.engine.input.tokenizer import adapter_tokenizer, backend_of
 from engine_server.engine.output.output_processor import OutputProcessor, PreparedRequest
+from engine_server.engine.output.token_texts import TokenTexts
 from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
 from engine_server.requests.errors import InvalidRequestError, QueueFullError
 from engine_server.requests.messages import AddRequest, PromptLogprobsPart, RequestStep, Vocabulary
@@ -59,11 +60,11 @@ class FrontEnd:
         self._pools = config.model_config.pooling is not None
         self._context = config.model_config.max_model_len
         self.processor = Processor(config.model_config, self.tokenizer)
-        self.requests = OutputProcessor(
-            backend_of(self.tokenizer) if self.tokenizer else None, config.model_config.eos_token_ids
-        )
         # The bytes that each token adds to a text; None if the engine can't follow grammars.
         self.token_bytes: Sequence[bytes] | None = vocabulary.tokens if vocabulary else None
+        backend = backend_of(self.tokenizer) if self.tokenizer else None
+        self.token_texts = TokenTexts(backend, self.token_bytes or ())
+        self.requests = OutputProcessor(backend, config.model_config.eos_token_ids, self.token_texts)
         self._trials = GrammarTrials(vocabulary) if vocabulary else None
         self.traces = config.observability_config.otlp_traces_endpoint is not None
         self.loggers = create_loggers(config, log_stats, stat_loggers)

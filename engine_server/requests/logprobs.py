@@ -7,7 +7,8 @@ from typing import NamedTuple, overload
 class Logprob(NamedTuple):
     """A token's log-probability under the model, or another number by EngineArgs.logprobs_mode.
 
-    rank: 1 is the likeliest token. decoded_token: None without detokenization; "" if the token is part of a character.
+    rank: 1 is the likeliest token. decoded_token: what the token adds to the
+    text; None without detokenization; "" if the token is part of a character.
     """
 
     logprob: float

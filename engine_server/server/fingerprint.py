@@ -104,7 +104,9 @@ def stream_settings(
 
 def beyond_the_model(pooling: PoolingConfig) -> dict[str, object]:
     """Return the settings of what sentence-transformers puts around a model; empty if there is nothing."""
-    names = ("modules", "prompts", "default_prompt", "score_tokens", "instruction", "template_arguments")
+    names = (
+        "modules", "prompts", "default_prompt", "lower_case", "score_tokens", "instruction", "template_arguments",
+    )  # fmt: skip
     return {name: value for name in names if (value := getattr(pooling, name))}
 
 

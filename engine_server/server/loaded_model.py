@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from engine_server.config import PoolingConfig
     from engine_server.engine.async_llm import AsyncLLMEngine
+    from engine_server.engine.output.token_texts import TokenTexts
     from engine_server.server.conversation.derivation.facts import TemplateFacts
     from engine_server.server.conversation.template.chat_template import ChatTemplate
     from engine_server.server.settings import ApiSettings
@@ -52,6 +53,8 @@ class LoadedModel:
     layout: Layout | None
     # The bytes that each token adds to a text; empty where they are not known.
     token_bytes: Sequence[bytes]
+    # The text and the bytes of each token, for log-probabilities.
+    token_texts: TokenTexts
     # The engine exports spans.
     traces: bool
     # Of the hub's repository that the model was fetched from, if that is known.
@@ -73,11 +76,6 @@ class LoadedModel:
         """Return the headers that continue the client's trace; None without any, or if the engine exports no spans."""
         found = {name: headers[name] for name in TRACE_HEADERS if name in headers}
         return found if found and self.traces else None
-
-    def token_text(self, token_id: int) -> str:
-        """Return the text of one token; "" for a part of a character, and without a tokenizer."""
-        text = "" if self.tokenizer is None else str(self.tokenizer.decode([token_id]))
-        return "" if "\ufffd" in text else text
 
 
 class TemplateReader:
@@ -160,6 +158,7 @@ def loaded_model(
         tokenizer=tokenizer,
         layout=layout,
         token_bytes=engine.token_bytes or (),
+        token_texts=engine.token_texts,
         traces=engine.config.observability_config.otlp_traces_endpoint is not None,
         commit=commit_of(Path(config.path)),
     )

@@ -13,6 +13,7 @@ from waiting import until_async
 
 from engine_server.engine.engine_args import AsyncEngineArgs
 from engine_server.engine.loop.async_stream import AsyncStream
+from engine_server.engine.output.token_texts import TokenTexts
 from engine_server.requests.adapters import LoRARequest
 from engine_server.requests.errors import InvalidRequestError, QueueFullError
 from engine_server.requests.outputs import CompletionOutput, RequestOutput
@@ -138,6 +139,7 @@ class ScriptedHost(EngineHost):
             tokenizer=None,
             layout=None,
             token_bytes=(),
+            token_texts=TokenTexts(),
             traces=False,
             commit="c" * 40,
         )

@@ -195,6 +195,15 @@ def test_embeddings_are_cut_after_the_layers_and_then_normalized(tmp_path: Path)
         embed(llm, dimensions=WIDE + 1)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"pooling_mode": None}, {"word_embedding_dimension": HIDDEN, "pooling_mode_cls_token": False}],
+)
+def test_pooling_that_names_no_mode_takes_the_mean(tmp_path: Path, settings: dict[str, Any]) -> None:
+    folder = save(tmp_path, "BertModel", [("Pooling", settings)])
+    same(embed(an_llm(folder)), torch.stack(means(folder)))
+
+
 def test_truncate_dim_is_the_default_length(tmp_path: Path) -> None:
     folder = save(tmp_path, "BertModel", [POOLING, NORMALIZE], matryoshka_dimensions=[8, 16])
     (folder / "config_sentence_transformers.json").write_text(json.dumps({"truncate_dim": 8}))
@@ -255,6 +264,7 @@ AVERAGE = (f"{PACKAGE}.Pooling", "1_Pooling")
         ("2_Dense/config.json", json.dumps(dense(HIDDEN, 4, bias="yes")[1]), "2_Dense/config.json can't be read"),
         ("2_Dense/config.json", json.dumps(dense(HIDDEN, 4, module_input_name="tokens")[1]), "takes and gives"),
         ("2_Dense/config.json", None, "2_Dense/config.json is missing"),
+        ("1_Pooling/config.json", None, "1_Pooling/config.json is missing"),
         ("1_Pooling/config.json", '{"pooling_mode": "max"}', "1_Pooling/config.json: pooling by max"),
         ("config_sentence_transformers.json", '{"prompts": {"a": 5}}', "transformers.json can't be read"),
         ("config_sentence_transformers.json", '{"default_prompt_name": "a"}', "'a' as default_prompt_name"),

@@ -10,9 +10,9 @@ from engine_server.engine.arguments.sentence_transformers import (
     POOLINGS,
     Modules,
     read,
+    read_encoder_settings,
     read_modules,
     read_settings,
-    read_template_arguments,
 )
 from engine_server.engine.input.tokenizer import score_token_ids
 
@@ -67,7 +67,7 @@ def read_pooling_config(path: Path, config: Any, args: Arguments) -> PoolingConf
             dimensions=[],
             score_tokens=tokens,
             instruction=settings.default_prompt,
-            template_arguments=read_template_arguments(path),
+            template_arguments=read_encoder_settings(path).template_arguments,
             **common,
         )
     by_default = POOLINGS[getattr(config, "classifier_pooling", "cls")] if encoder else "LAST"
@@ -86,6 +86,7 @@ def read_pooling_config(path: Path, config: Any, args: Arguments) -> PoolingConf
         default_dimensions=None if classifies else settings.truncate_dim,
         prompts={} if classifies else settings.prompts,
         default_prompt=None if classifies else settings.default_prompt_name,
+        lower_case=not classifies and bool(read_encoder_settings(path).do_lower_case),
         **common,
     )
 

@@ -89,6 +89,7 @@ class ProcessingArguments(msgspec.Struct):
 class EncoderSettings(msgspec.Struct):
     """The settings in sentence_bert_config.json."""
 
+    do_lower_case: bool | None = None
     processing_kwargs: ProcessingArguments | None = None
 
     @property
@@ -168,9 +169,9 @@ def read_settings(folder: Path) -> ModelSettings:
     return settings
 
 
-def read_template_arguments(folder: Path) -> dict[str, Any]:
-    """Return the arguments of the chat template that texts are rendered by. Raises ValueError."""
-    return (read(folder / ENCODER_SETTINGS, EncoderSettings) or EncoderSettings()).template_arguments
+def read_encoder_settings(folder: Path) -> EncoderSettings:
+    """Return the settings of the encoder. Raises ValueError."""
+    return read(folder / ENCODER_SETTINGS, EncoderSettings) or EncoderSettings()
 
 
 def check_path(folder: Path, path: str) -> None:
@@ -181,16 +182,19 @@ def check_path(folder: Path, path: str) -> None:
 
 
 def pooling_mode(folder: Path, path: str) -> Pooling:
-    """Return the mode of a Pooling module: one setting, or a flag per mode in older files. Raises ValueError."""
+    """Return the mode of a Pooling module: one setting, or a flag per mode in older files; the mean by default.
+
+    Raises ValueError.
+    """
     file = folder / path / "config.json"
-    settings = read(file, dict[str, Any]) or {}
+    settings = needed(file, dict[str, Any])
     if settings.get("include_prompt") is False and any(read_settings(folder).prompts.values()):
         raise ValueError(
             f"{file} has include_prompt false; pooling takes all tokens of a text and its prompt"
         )
     prefix = "pooling_mode_"
     flags = [key.removeprefix(prefix) for key, value in settings.items() if key.startswith(prefix) and value]
-    mode = " and ".join(flags or [str(settings.get("pooling_mode"))])
+    mode = " and ".join(flags) or str(settings.get("pooling_mode") or "mean")
     if mode not in POOLINGS:
         raise ValueError(f"{file}: pooling by {mode} isn't supported; by {', '.join(POOLINGS)} is")
     return POOLINGS[mode]

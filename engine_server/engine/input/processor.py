@@ -120,7 +120,8 @@ class Processor:
         """Put the model's prompt before a text; tokens have theirs already."""
         assert self.config.pooling is not None
         if fields.token_ids is None:
-            fields.text = prompt_before(self.config.pooling, params.prompt_name) + (fields.text or "")
+            before = prompt_before(self.config.pooling, params.prompt_name)
+            fields.text = self.config.pooling.as_read(before + (fields.text or ""))
         elif params.prompt_name is not None:
             raise InvalidRequestError(
                 "prompt_name is put before a text; the prompt is given as tokens", "prompt_name"

@@ -42,6 +42,11 @@ class Detokenizer:
         self._pieces: deque[str] = deque()
         self._num_characters = 0
 
+    @property
+    def begins(self) -> bool:
+        """True if the next token's text is decoded as that of a text's first one."""
+        return self._decoder.begins
+
     def append(self, token_ids: Sequence[int], finished: bool) -> str | None:
         """Decode new tokens; return the stop string that ends the text, if any.
 

@@ -19,6 +19,7 @@ from engine_server.engine.output.request_state import (
 )
 from engine_server.engine.output.request_stats import finished_request, record_step
 from engine_server.engine.output.stop_matcher import StopAutomaton
+from engine_server.engine.output.token_texts import TokenTexts
 from engine_server.requests.logprobs import FlatLogprobs
 from engine_server.requests.messages import AddRequest, PromptLogprobsPart, RequestStep
 from engine_server.requests.outputs import Output, RequestMetrics
@@ -38,12 +39,15 @@ class PreparedRequest(NamedTuple):
 class OutputProcessor:
     """The states of all requests in flight. An error while one is processed ends that request alone."""
 
-    def __init__(self, tokenizer: Tokenizer | None, eos_token_ids: Iterable[int]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer | None, eos_token_ids: Iterable[int], texts: TokenTexts | None = None
+    ) -> None:
+        """texts: those of log-probabilities; None: as the tokenizer decodes each token alone."""
         self._tokenizer = tokenizer
         self._eos_token_ids = frozenset(eos_token_ids)
-        self._converter = LogprobsConverter(tokenizer)
+        self._converter = LogprobsConverter(texts or TokenTexts(tokenizer))
         # For requests that are not detokenized.
-        self._textless_converter = LogprobsConverter(None)
+        self._textless_converter = LogprobsConverter(TokenTexts())
         self._core_ids = itertools.count()
         # By the caller's id.
         self._states: dict[str, RequestState] = {}

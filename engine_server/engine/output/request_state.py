@@ -107,9 +107,12 @@ class GenerationState(RequestState):
         completion.changed = True
         completion.token_ids += step.new_token_ids
         completion.finish_reason, completion.stop_reason = step.finish_reason, step.error or step.stop_reason
-        for token in step.logprobs or ():
-            completion.logprobs.append(self.converter.convert(token))
-            completion.cumulative_logprob += token.logprobs[0]
+        if step.logprobs:
+            begins = completion.detokenizer is not None and completion.detokenizer.begins
+            for token in step.logprobs:
+                completion.logprobs.append(self.converter.convert(token, begins))
+                completion.cumulative_logprob += token.logprobs[0]
+                begins = False
         if completion.detokenizer is not None:
             # An end-of-sequence or stop token is not part of the text.
             ended_by_token = step.finish_reason == "stop" and not self.params.include_stop_str_in_output

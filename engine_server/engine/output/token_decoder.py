@@ -37,6 +37,8 @@ class TokenDecoder:
         # Output tokens that have no text yet: bytes of an incomplete character.
         self._pending: list[int] = []
         self._context: list[int] = []
+        # There is no text before the next token's.
+        self.begins = True
         self._open(prompt_token_ids)
 
     @property
@@ -58,6 +60,7 @@ class TokenDecoder:
         if self._prompt_tail:
             piece = self._without_prompt(piece)
         self._context, self._pending = self._pending, []
+        self.begins = False
         return piece
 
     def flush(self) -> str:
@@ -72,13 +75,15 @@ class TokenDecoder:
             end = len(context) - tail
             for length in range(CONTEXT, CONTEXT + CHARACTER_TOKENS):
                 before = list(context[max(0, end - length) : max(0, end)])
-                if not self._text(before).endswith(UNFINISHED):
+                if not (text := self._text(before)).endswith(UNFINISHED):
+                    self.begins = not text
                     self._stream = DecodeStream(before, self._skip_special_tokens)
                     self._context = before
                     self._feed(context[max(0, end) :])
                     return
         self._stream = DecodeStream([], self._skip_special_tokens)
         self._context = []
+        self.begins = True
 
     def _feed(self, tail: Sequence[int]) -> None:
         """Feed the prompt's last tokens to the stream, and record their text."""

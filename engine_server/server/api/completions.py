@@ -89,7 +89,8 @@ def renderer(model: LoadedModel, body: CompletionRequest, identity: AnswerIdenti
         body.answer_options(model.settings),
         echo=bool(body.echo),
         logprobs=body.logprobs is not None,
-        token_text=model.token_text,
+        skips_special=body.skip_special_tokens is not False,
+        texts=model.token_texts,
     )
 
 

@@ -16,6 +16,9 @@ from engine_server.shared import request_ids
 # OpenAI's limit.
 MAX_CHOICES = 128
 UNSUPPORTED = "unsupported"
+NO_PROMPT = PydanticCustomError(
+    "prompt", "takes a string, a list of strings, a list of token ids or a list of lists of token ids"
+)
 
 
 @dataclass(frozen=True)
@@ -99,16 +102,24 @@ def prompt_list(value: object) -> list[str] | list[list[int]]:
         if not value:
             no_tokens: list[list[int]] = [[]]
             return no_tokens
-        if set(map(type, value)) == {int}:
-            return [value]
+        if set(map(type, value)) <= {int, float}:
+            return [token_ids(value)]
         check_bound(bounds.PROMPTS, len(value))
         if all(isinstance(item, str) for item in value):
             return value
-        if all(isinstance(item, list) and set(map(type, item)) <= {int} for item in value):
-            return value
-    raise PydanticCustomError(
-        "prompt", "takes a string, a list of strings, a list of token ids or a list of lists of token ids"
-    )
+        if all(isinstance(item, list) for item in value):
+            return [token_ids(item) for item in value]
+    raise NO_PROMPT
+
+
+def token_ids(value: list[Any]) -> list[int]:
+    """Return a list of integers, which may be written like 16.0."""
+    types = set(map(type, value))
+    if types <= {int}:
+        return value
+    if types <= {int, float} and all(float(item).is_integer() for item in value):
+        return [int(item) for item in value]
+    raise NO_PROMPT
 
 
 def call_arguments(value: object) -> dict[str, Any] | str:

@@ -25,6 +25,7 @@ from engine_server.server.api.content import MediaUse
 from engine_server.server.api.fields import MAX_CHOICES, Ignored, only, stop_strings, token_biases
 from engine_server.server.api.ignored import IgnoredPart, unknown_fields
 from engine_server.server.api.openai_answer import AnswerOptions
+from engine_server.server.api.whole_numbers import with_whole_numbers
 from engine_server.server.generation.prompts import Cut
 from engine_server.server.generation.response_format import FIELDS as GRAMMAR_FIELDS
 from engine_server.server.generation.response_format import RequestedGrammar, requested_grammar
@@ -326,7 +327,7 @@ R = TypeVar("R", bound=ApiRequest)
 def parse_request(kind: type[R], body: bytes) -> R:
     """Return the request in a JSON `body`. Raises ApiError 400, which names the field that is wrong."""
     try:
-        request = kind.model_validate_json(body)
+        request = validate(kind, body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         raise to_api_error(kind, first) from None
@@ -334,6 +335,17 @@ def parse_request(kind: type[R], body: bytes) -> R:
         unknown_fields.warn(name for name in request.model_extra if name != ROUTER_FIELD)
     request.check_combinations()
     return request
+
+
+def validate(kind: type[R], body: bytes) -> R:
+    """Return the request in a JSON `body`. Raises ValidationError."""
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        rewritten = with_whole_numbers(body, error)
+        if rewritten is None:
+            raise
+    return kind.model_validate_json(rewritten)
 
 
 def to_api_error(kind: type[ApiRequest], error: ErrorDetails) -> ApiError:

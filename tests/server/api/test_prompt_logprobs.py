@@ -10,7 +10,7 @@ import pytest
 from local_server import LocalServer
 from streams import events, joined
 
-from engine_server.server.api import completion_renderer, openai_answer
+from engine_server.server.api import completion_logprobs, openai_answer
 
 LENGTH = 1000
 FIELDS = {"model": "smollm2", "prompt": [5, 6] * (LENGTH // 2), "max_tokens": 1}
@@ -76,7 +76,7 @@ def test_log_probabilities_of_an_echoed_prompt_are_streamed_after_turns_of_the_l
 ) -> None:
     request = {**FIELDS, "max_tokens": max_tokens, "echo": True, "logprobs": 20}
     (whole,) = scripted.post("/v1/completions", request).json["choices"]
-    turns.watch(completion_renderer, "to_logprobs", lambda token: len(token[1]))
+    turns.watch(completion_logprobs, "to_logprobs", lambda token: len(token[1]))
     answer = scripted.post("/v1/completions", {**request, "stream": True})
     turns.ended = True
     (streamed,) = joined(events(answer.body))["choices"]

@@ -49,6 +49,7 @@ def renderer(model: LoadedModel, body: ChatFields, identity: AnswerIdentity) -> 
         top_logprobs=body.top_logprobs or 0,
         prompt_text=bool(body.return_prompt_text),
         names_tool=isinstance(body.tool_choice, NamedTool),
+        texts=model.token_texts,
     )
 
 

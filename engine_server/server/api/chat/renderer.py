@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from engine_server.engine.output.token_texts import TokenTexts
 from engine_server.server.api.chat.logprobs import Logprobs, to_logprobs
 from engine_server.server.api.openai_answer import (
     AnswerHead,
@@ -142,6 +143,7 @@ class ChatRenderer(OpenAIStream, Renderer):
         top_logprobs: int,
         prompt_text: bool,
         names_tool: bool,
+        texts: TokenTexts,
     ) -> None:
         self._head = AnswerHead(
             identity.id, "chat.completion", identity.created, identity.model, identity.fingerprint
@@ -154,6 +156,7 @@ class ChatRenderer(OpenAIStream, Renderer):
         self._top_logprobs = top_logprobs
         self._prompt_text = prompt_text
         self._names_tool = names_tool
+        self._texts = texts
         self._opened: set[int] = set()
         # The choices with a tool call.
         self._called: set[int] = set()
@@ -231,7 +234,7 @@ class ChatRenderer(OpenAIStream, Renderer):
         return self._openings[choice // self._choices_per_prompt]
 
     def _logprobs(self, delta: ChoiceDelta) -> Logprobs | None:
-        return to_logprobs(delta.logprobs, self._top_logprobs, self._options.tokens_as_ids)
+        return to_logprobs(delta.logprobs, self._top_logprobs, self._texts, self._options.tokens_as_ids)
 
     @property
     def _reports_prompt_tokens(self) -> bool:

@@ -66,7 +66,7 @@ async def input_tokens(
 
     Raises ApiError for a text that is too long by its number of characters, without tokenizing it.
     """
-    texts = [before + one for one in inputs if isinstance(one, str)]
+    texts = [model.pooling.as_read(before + one) for one in inputs if isinstance(one, str)]
     if not texts:
         return [truncate(one, truncation) for one in inputs if isinstance(one, list)]
     tokenizer = require_tokenizer(model)

@@ -67,5 +67,6 @@ def renderer(model: LoadedModel, body: ResponsesRequest, identity: AnswerIdentit
         echo,
         body.top_logprobs or 0,
         body.tool_targets,
+        texts=model.token_texts,
         decode=partial(decode, model.tokenizer) if shows_tokens else None,
     )

