@@ -17,7 +17,8 @@ from engine_server.server.http.event_stream import OpenAIStream
 
 def responses_renderer():
     request = parse_request(ResponsesRequest, b'{"model": "m", "input": "a"}')
-    return renderer(SimpleNamespace(sampling_defaults={}, token_texts=None), request, AnswerIdentity("resp_1", 1, "m", "f"))
+    model = SimpleNamespace(sampling_defaults={}, token_texts=None)
+    return renderer(model, request, AnswerIdentity("resp_1", 1, "m", "f"))
 
 
 @pytest.mark.parametrize(
