@@ -12,10 +12,10 @@ from engine_server.server.conversation.layout import AnswerRegions, Layout, Reas
 from engine_server.server.conversation.marks import MarkTokens
 from engine_server.server.conversation.response_template import (
     END_FIELD,
-    REASONING_FIELDS,
     is_call,
     read_regions,
 )
+from engine_server.server.conversation.template.capabilities import REASONING_FIELDS
 
 # Returns the tokens of a text.
 Encode = Callable[[str], Sequence[int]]

@@ -10,7 +10,8 @@ from typing import Any
 import yaml
 
 from engine_server.server.conversation.channels import Channels
-from engine_server.server.conversation.response_template import CALL_FIELD, REASONING_FIELDS, VARIANT
+from engine_server.server.conversation.response_template import CALL_FIELD, VARIANT
+from engine_server.server.conversation.template.capabilities import REASONING_FIELDS
 
 FORMATS = "formats.yaml"
 Entry = Mapping[str, Any]

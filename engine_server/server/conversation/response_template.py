@@ -13,8 +13,8 @@ from engine_server.server.conversation.channels import Channels
 from engine_server.server.conversation.layout import AnswerRegions
 from engine_server.server.conversation.marks import MarkTokens, find_marks
 from engine_server.server.conversation.regions import Delimiter, Kind, Region
+from engine_server.server.conversation.template.capabilities import REASONING_FIELDS
 
-REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 CALL_FIELD = "tool_calls"
 # The beginning of the names of fields for calls that models write beside the form of their template.
 VARIANT = f"{CALL_FIELD}/"

@@ -19,7 +19,6 @@ VALUES = ("Mirqen", "Wobtal")
 # Some templates demand nine letters and digits.
 IDS = ("Ubirtqka1", "Xoqplmze1", "Vedokwup1")
 LONG_ID = "call_f04c1cdb92aa7c5e1"
-REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 
 Arguments = Mapping[str, Any]
 

@@ -17,7 +17,8 @@ from engine_server.server.conversation.derivation.probes import Answer, Probes, 
 from engine_server.server.conversation.formats import Entry, response_template
 from engine_server.server.conversation.layout import AnswerRegions
 from engine_server.server.conversation.reader import ReadAnswer
-from engine_server.server.conversation.response_template import REASONING_FIELDS, read_regions, strings
+from engine_server.server.conversation.response_template import read_regions, strings
+from engine_server.server.conversation.template.capabilities import REASONING_FIELDS
 from engine_server.server.generation.answer_start import AnswerStart
 from engine_server.server.generation.events import Part, Reasoning, Text, ToolCall
 from engine_server.structured.schemas.arguments import ArgumentTypes

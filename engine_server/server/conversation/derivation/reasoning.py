@@ -12,11 +12,11 @@ from engine_server.server.conversation.derivation.probes import (
     CALL,
     CONTENT,
     REASONING,
-    REASONING_FIELDS,
     USER,
     Answer,
     Probes,
 )
+from engine_server.server.conversation.template.capabilities import REASONING_FIELDS
 from engine_server.server.conversation.template.chat_template import ChatTemplate, TemplateRefusedError
 from engine_server.server.conversation.template.openings import SWITCHES
 
