@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engine_server.models import rope_overrides
+
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
@@ -16,12 +18,15 @@ def read_hf_config(
 ) -> PretrainedConfig:
     """Return transformers' configuration of the model in `folder`. Raises ValueError.
 
-    overrides: settings that replace those of config.json; each must be one that the configuration has.
+    overrides: settings that replace those of config.json; each must be one that the configuration has. Those of a
+    rope keep the parameters that they don't name.
     trust_remote_code: run the folder's own configuration class, if it has one.
     """
     from transformers import AutoConfig  # takes seconds
 
     check_code(folder, trust_remote_code)
+    overrides = overrides or {}
+    ropes = {name: overrides[name] for name in rope_overrides.NAMES if name in overrides}
     config: PretrainedConfig
     try:
         config, unknown = AutoConfig.from_pretrained(
@@ -29,7 +34,7 @@ def read_hf_config(
             local_files_only=True,
             trust_remote_code=trust_remote_code,
             return_unused_kwargs=True,
-            **overrides or {},
+            **{name: value for name, value in overrides.items() if name not in ropes},
         )
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(
@@ -37,6 +42,8 @@ def read_hf_config(
         ) from error
     if unknown:
         raise ValueError(f"hf_overrides has {', '.join(unknown)}, which {type(config).__name__} doesn't know")
+    if ropes:
+        rope_overrides.override_ropes(config, ropes)
     return config
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from engine_server.config import ModelConfig, SamplingDefaults
 from engine_server.contract.model_uri import HubRepository
+from engine_server.engine.arguments.context_length import context_length, positions_of
 from engine_server.engine.arguments.fields import Arguments
 from engine_server.engine.arguments.pooling_config import longest_prompt, read_pooling_config
 from engine_server.engine.input.answer_ends import (
@@ -22,8 +23,6 @@ from engine_server.models.hf_config import read_hf_config
 from engine_server.models.source import locate
 from engine_server.requests.sampling_params import SamplingParams
 
-# The context of a model whose config names no limit.
-DEFAULT_CONTEXT = 2048
 # SamplingParams' names by those of generation_config.json.
 SAMPLING_NAMES = {
     "temperature": "temperature",
@@ -62,8 +61,8 @@ def describe_model(args: Arguments) -> ModelDescription:
         tokenizer=args.tokenizer or str(path),
         served_model_name=[names] if isinstance(names, str) else names or [args.model],
         dtype=args.dtype,
-        max_model_len=_context(
-            args.max_model_len, _positions(text_config), longest_prompt(path) if pooling else None
+        max_model_len=context_length(
+            args.max_model_len, positions_of(text_config), longest_prompt(path) if pooling else None
         ),
         vocab_size=text_config.vocab_size,
         eos_token_ids=merged(ends),
@@ -121,28 +120,10 @@ def _text_config(path: Path, config: Any) -> Any:
         raise ValueError(f"the model in {path}, {name}, can't be loaded: {error}") from error
 
 
-def _positions(config: Any) -> int | None:
-    """Return how many positions the model distinguishes; a dynamic rope stretches them as a context grows."""
-    limit: int | None = getattr(config, "max_position_embeddings", None)
-    if limit is not None and limit < 1:
-        return None  # XLNet has no limit
-    rope = getattr(config, "rope_parameters", None) or {}
-    return int(limit * rope["factor"]) if limit and rope.get("rope_type") == "dynamic" else limit
-
-
 def _embedding_size(config: Any) -> int:
     """Return the size of a token's embedding: the hidden size, except in models that project one to the other."""
     names = ("word_embed_proj_dim", "embedding_size", "hidden_size")
     return int(next(filter(None, (getattr(config, name, None) for name in names))))
-
-
-def _context(asked: int | None, limit: int | None, advised: int | None) -> int:
-    """Return max_model_len as given, or the largest (for None, and for -1 until it is lowered to the cache's size)."""
-    if asked is None or asked == -1:
-        return min((length for length in (limit, advised) if length), default=DEFAULT_CONTEXT)
-    if limit is not None and asked > limit:
-        raise ValueError(f"max_model_len is {asked}; the model's positions end at {limit}")
-    return asked
 
 
 def _ends(args: Arguments, path: Path, text_config: Any) -> Ends:

@@ -21,13 +21,17 @@ class SequenceRope(nn.Module):
     dynamic: separate factors for each length beyond; a token keeps those of the length at which it was computed.
     """
 
-    def __init__(self, rope: Any, limit: int, device: Device) -> None:
-        """rope: transformers' module; limit: the number of trained positions; device: where it runs."""
+    def __init__(self, rope: Any, limit: int, device: Device, kind: str | None = None) -> None:
+        """rope: transformers' module; limit: the number of trained positions; device: where it runs.
+
+        kind: the type of layers whose rope stretches; None for a rope of all layers.
+        """
         super().__init__()
         self.rope = rope
         self.limit = limit
         self._device = device
-        self.dynamic = rope.rope_type == "dynamic"
+        self.kind = kind
+        self.dynamic = (rope.rope_type if kind is None else rope.rope_type[kind]) == "dynamic"
 
     def regime(self, num_prompt: int, num_tokens: int) -> int:
         """Return a number that identifies the factors of a sequence's keys: 0 within the trained positions.
@@ -39,21 +43,28 @@ class SequenceRope(nn.Module):
         return int(num_tokens > self.limit)
 
     @one_operation
-    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x: Tensor, position_ids: Tensor, layer_type: str | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return cosines and sines: [1, T, dim]."""
+        if layer_type != self.kind:
+            cos, sin = self.rope(x, position_ids, layer_type)
+            return cos, sin
         inputs = running_forward().inputs
         regimes = np.zeros_like(inputs.lengths) if inputs.regimes is None else inputs.regimes
         lengths = np.repeat(self.limit + regimes, inputs.lengths)
         if self.dynamic:
             lengths = np.maximum(lengths, inputs.positions + 1)
+        cached = "max_seq_len_cached" if self.kind is None else f"{self.kind}_max_seq_len_cached"
+        kinds = [] if self.kind is None else [self.kind]
         cos = sin = torch.zeros((), dtype=x.dtype, device=x.device)
         for length in np.unique(lengths).tolist():
             own = self._device.to_device(lengths == length)
             last = position_ids.new_full(
                 (1, 1), length - 1
             )  # the rope chooses its factors by the longest position
-            self.rope.max_seq_len_cached = 0  # drop a dynamic rope's cache for a longer sequence
-            rotations = self.rope(x, torch.cat([position_ids * own, last], 1))
+            setattr(self.rope, cached, 0)  # drop a dynamic rope's cache for a longer sequence
+            rotations = self.rope(x, torch.cat([position_ids * own, last], 1), *kinds)
             cos, sin = (
                 torch.where(own[:, None], new[:, :-1], old)
                 for new, old in zip(rotations, (cos, sin), strict=True)

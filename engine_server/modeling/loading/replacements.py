@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from engine_server.modeling.attention.interface import UnsupportedModelError
 from engine_server.modeling.device import Device
 from engine_server.modeling.layers.activation import Activation
 from engine_server.modeling.layers.decoder_layer import CHILDREN, fused_layer, link_layers
@@ -271,12 +272,29 @@ def replace_ropes(model: nn.Module, device: Device) -> PassReport:
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             rope: Any = child
-            if getattr(rope, "rope_type", None) in STRETCHED:
-                trained = rope.config.rope_parameters.get("original_max_position_embeddings")
-                limit = trained or rope.config.max_position_embeddings
-                setattr(parent, name, SequenceRope(rope, limit, device))
+            by_type = getattr(rope, "rope_type", None)
+            types = by_type if isinstance(by_type, dict) else {None: by_type}
+            kinds = [kind for kind, rope_type in types.items() if rope_type in STRETCHED]
+            if len(kinds) > 1:
+                names = " and ".join(map(str, kinds))
+                raise UnsupportedModelError(
+                    f"the ropes of {names} layers stretch with a context; one type of layers at most may"
+                )
+            for kind in kinds:
+                setattr(parent, name, SequenceRope(rope, trained_positions(rope, kind), device, kind))
                 tally.replaced(type(child), "SequenceRope")
     return tally.report()
+
+
+def trained_positions(rope: Any, kind: str | None) -> int:
+    """Return the length beyond which transformers changes the factors of a stretched rope.
+
+    kind: the type of layers; None for a rope of all.
+    """
+    parameters = rope.config.rope_parameters if kind is None else rope.config.rope_parameters[kind]
+    if parameters["rope_type"] == "longrope":
+        return int(parameters["original_max_position_embeddings"])
+    return int(rope.config.max_position_embeddings)
 
 
 def tabulate_ropes(model: nn.Module, dtype: torch.dtype, device: torch.device, length: int) -> PassReport:
