@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
@@ -42,6 +43,21 @@ def check_missing_and_large_files(
         read(folder)
     with pytest.raises(AdapterError, match=words):
         read(write(folder, settings, large))
+
+
+# Types that safetensors saves from torch and doesn't load into it.
+UNREAD_DTYPES = (torch.float4_e2m1fn_x2, torch.float8_e8m0fnu)
+
+
+def check_unread_dtype(
+    folder: Path, read: Read, settings: dict[str, Any], tensors: dict[str, Tensor], dtype: torch.dtype
+) -> None:
+    """Check the error about tensors of a type that safetensors' reader lacks."""
+    codes = {key: torch.zeros_like(tensor, dtype=torch.uint8).view(dtype) for key, tensor in tensors.items()}
+    with pytest.raises(
+        AdapterError, match=r"has tensors of the type 'F\w+'; floating-point numbers of 16 to 64"
+    ):
+        read(write(folder, settings, codes))
 
 
 def read_damaged(folder: Path, read: Read, damage: tuple[bytes, int, int]) -> Any | None:

@@ -45,8 +45,10 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_labels: int | None
     # A classifier's names of its labels, in the order of its scores.
     labels: list[str]
-    # Activation of a classifier's scores.
+    # Activation of a classifier's labels.
     activation: Activation
+    # Activation of the scores of pairs of texts.
+    score_activation: Activation
     # Lengths to which an embedding may be cut.
     dimensions: list[int]
     # Length to which embeddings are cut by default; None: they are whole.

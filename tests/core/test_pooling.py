@@ -254,6 +254,36 @@ def test_classifier_scores_equal_transformers(make: Make, kind: str, settings: d
             llm.encode(as_prompts(), pooling_task=task)
 
 
+@pytest.mark.parametrize(
+    ("files", "scores"),
+    [
+        ({}, lambda x: x),
+        ({"config_sentence_transformers.json": "{}"}, torch.sigmoid),
+        (
+            {"modules.json": '[{"type": "sentence_transformers.models.Transformer", "path": ""}]'},
+            torch.sigmoid,
+        ),
+        (
+            {"config_sentence_transformers.json": '{"activation_fn": "torch.nn.modules.linear.Identity"}'},
+            lambda x: x,
+        ),
+    ],
+    ids=["no files", "settings", "modules", "named"],
+)
+def test_scores_of_a_cross_encoder_follow_the_library_that_wrote_its_files(
+    make: Make, files: dict[str, str], scores: Callable[[Tensor], Tensor]
+) -> None:
+    folder = make("BertForSequenceClassification", num_labels=1, problem_type="regression")
+    for name, content in files.items():
+        (folder / name).write_text(content)
+    llm = an_llm(folder)
+    expected = logits(folder)
+
+    scored = llm.encode(as_prompts(), pooling_task="score", use_tqdm=False)
+    same([[output.outputs.score] for output in scored], [scores(each) for each in expected])
+    same([output.outputs.probs for output in llm.classify(as_prompts(), use_tqdm=False)], expected)
+
+
 def test_cross_encoder_uses_token_types_of_both_texts(make: Make) -> None:
     folder = make("BertForSequenceClassification", num_labels=1)
     llm = an_llm(folder)

@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from adapter_folders import DAMAGE, VALUES, check_digest, check_missing_and_large_files, read_damaged, write
+from adapter_folders import (
+    DAMAGE,
+    UNREAD_DTYPES,
+    VALUES,
+    check_digest,
+    check_missing_and_large_files,
+    check_unread_dtype,
+    read_damaged,
+    write,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -154,6 +163,11 @@ def test_missing_and_large_files_are_refused(tmp_path: Path) -> None:
     large = {key: tensor.repeat(1, 50) for key, tensor in pair().items()}
     words = r"bytes; an adapter of rank 4.* has at most 1000"
     check_missing_and_large_files(tmp_path, partial(read_folder, max_bytes=1000), CONTENT, large, words)
+
+
+@pytest.mark.parametrize("dtype", UNREAD_DTYPES, ids=str)
+def test_weights_of_a_type_that_the_reader_lacks_are_refused(tmp_path: Path, dtype: torch.dtype) -> None:
+    check_unread_dtype(tmp_path, read_folder, CONTENT, pair(), dtype)
 
 
 @given(DAMAGE)

@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from adapter_folders import DAMAGE, VALUES, check_digest, check_missing_and_large_files, read_damaged, write
+from adapter_folders import (
+    DAMAGE,
+    UNREAD_DTYPES,
+    VALUES,
+    check_digest,
+    check_missing_and_large_files,
+    check_unread_dtype,
+    read_damaged,
+    write,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -74,6 +83,11 @@ def test_an_adapter_that_cannot_be_used_is_refused(
 def test_missing_and_large_files_are_refused(tmp_path: Path) -> None:
     words = r"bytes; 3 virtual tokens take at most 10\d+ for this model"
     check_missing_and_large_files(tmp_path, read_folder, CONTENT, embeddings(3, 1 << 18), words)
+
+
+@pytest.mark.parametrize("dtype", UNREAD_DTYPES, ids=str)
+def test_weights_of_a_type_that_the_reader_lacks_are_refused(tmp_path: Path, dtype: torch.dtype) -> None:
+    check_unread_dtype(tmp_path, read_folder, CONTENT, embeddings(), dtype)
 
 
 @given(DAMAGE)

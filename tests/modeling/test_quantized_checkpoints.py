@@ -19,6 +19,7 @@ from engine_server import EngineArgs
 from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.formats.checkpoints.checkpoint import QuantizedCheckpoint
 from engine_server.modeling.formats.checkpoints.compressed_tensors import CompressedTensors
+from engine_server.modeling.formats.checkpoints.gptq import Gptq
 from engine_server.modeling.formats.checkpoints.stored import StoredTensor
 from engine_server.modeling.formats.dense import DenseFormat
 from engine_server.modeling.formats.float8 import Float8Format
@@ -403,6 +404,21 @@ def test_weights_packed_by_compressed_tensors_are_read_as_it_unpacks_them(bits: 
     read = scheme.weights(parts)["weight"][...]
     centred = codes.float().view(24, -1, GROUP) - (0 if symmetric else zeros[..., None])
     torch.testing.assert_close(read + 0, (scales[..., None] * centred).view(24, HIDDEN))
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_greatest_stored_zero_point_of_gptq_stands_for_the_next_number(bits: int) -> None:
+    """The older form stores zero points less 1: the greatest code is 2 ** bits, and doesn't wrap."""
+    greatest = (1 << bits) - 1
+    codes, zeros = torch.full((32, 32), greatest), torch.full((1, 32), greatest)
+    stored = {
+        "qweight": words(codes.t(), bits).t(),
+        "qzeros": words(zeros, bits),
+        "scales": torch.ones(1, 32),
+    }
+    parts = {name: StoredTensor(name, TensorSlice(tensor)) for name, tensor in stored.items()}
+    read = Gptq(gptq_settings(bits, group_size=32)).weights(parts)["weight"][...]
+    torch.testing.assert_close(read + 0, torch.full((32, 32), -1.0))
 
 
 class TensorSlice:

@@ -8,7 +8,8 @@ from engine_server.config import PoolingConfig
 from engine_server.requests.messages import AddRequest, FrontEndMessage
 
 EMBEDDER = PoolingConfig(
-    pooling="MEAN", normalize=True, encoder=True, num_labels=None, labels=[], activation="identity", dimensions=[],
+    pooling="MEAN", normalize=True, encoder=True, num_labels=None, labels=[], activation="identity",
+    score_activation="identity", dimensions=[],
     num_token_types=0,
 )  # fmt: skip
 

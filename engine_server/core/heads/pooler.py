@@ -105,4 +105,7 @@ class Pooler:
                 vector = self._model.project(pooled.float())[: params.dimensions]
                 return F.normalize(vector, dim=0) if params.normalize else vector
         scores = self._model.scores(pooled)
-        return ACTIVATIONS[self._config.activation](scores) if params.use_activation else scores
+        if not params.use_activation:
+            return scores
+        config = self._config
+        return ACTIVATIONS[config.score_activation if params.task == "score" else config.activation](scores)

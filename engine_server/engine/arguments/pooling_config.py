@@ -7,7 +7,9 @@ from engine_server.config import Activation, PoolingConfig
 from engine_server.engine.arguments.fields import Arguments
 from engine_server.engine.arguments.sentence_transformers import (
     ENCODER_SETTINGS,
+    MODULES,
     POOLINGS,
+    SETTINGS,
     Modules,
     read,
     read_encoder_settings,
@@ -63,7 +65,7 @@ def read_pooling_config(path: Path, config: Any, args: Arguments) -> PoolingConf
             normalize=False,
             num_labels=1,
             labels=["LABEL_0"],
-            activation=_activation(config, settings.activation_fn, 1),
+            **_activations(path, config, settings.activation_fn, 1),
             dimensions=[],
             score_tokens=tokens,
             instruction=settings.default_prompt,
@@ -81,7 +83,7 @@ def read_pooling_config(path: Path, config: Any, args: Arguments) -> PoolingConf
         normalize=found.normalize,
         num_labels=config.num_labels if classifies else None,
         labels=[str(config.id2label[index]) for index in range(config.num_labels)] if classifies else [],
-        activation=_activation(config, settings.activation_fn, config.num_labels),
+        **_activations(path, config, settings.activation_fn, config.num_labels),
         dimensions=getattr(config, "matryoshka_dimensions", None) or list(range(1, whole + 1)),
         default_dimensions=None if classifies else settings.truncate_dim,
         prompts={} if classifies else settings.prompts,
@@ -98,10 +100,21 @@ def longest_prompt(path: Path) -> int | None:
     return min((int(length) for length in lengths if length), default=None)
 
 
-def _activation(config: Any, named: str | None, num_labels: int) -> Activation:
-    """Return the activation of scores: `named`, or a class or problem type of the config, or that of the labels."""
+def _activations(path: Path, config: Any, named: str | None, num_labels: int) -> dict[str, Activation]:
+    """Return the activations of labels and of scores: `named`, a class or problem type of the config, or a default.
+
+    A cross-encoder in sentence-transformers' files that names none scores by that library's default, whatever the
+    problem type; vLLM and this engine's labels go by the type. Raises ValueError.
+    """
     named = named or (getattr(config, "sentence_transformers", None) or {}).get("activation_fn")
-    named = named or getattr(config, "sbert_ce_default_activation_function", None) or config.problem_type
+    named = named or getattr(config, "sbert_ce_default_activation_function", None)
+    labels = _activation(named or config.problem_type, num_labels)
+    is_theirs = any((path / file).is_file() for file in (MODULES, SETTINGS))
+    by_library = named is None and num_labels == 1 and is_theirs
+    return {"activation": labels, "score_activation": "sigmoid" if by_library else labels}
+
+
+def _activation(named: str | None, num_labels: int) -> Activation:
     if named is None:
         return "sigmoid" if num_labels == 1 else "softmax"
     if (name := named.rpartition(".")[2]) not in ACTIVATIONS:

@@ -111,6 +111,11 @@ def read_weights(folder: Path, max_bytes: int, largest: str) -> tuple[str, dict[
         tensors = safetensors.torch.load(content)
     except (OSError, SafetensorError) as error:
         raise AdapterError(f"{path} can't be read: {error}") from error
+    except KeyError as error:  # a dtype that safetensors' reader for torch lacks
+        raise AdapterError(
+            f"{path} has tensors of the type {quote(error.args[0])}; "
+            "floating-point numbers of 16 to 64 bits are supported"
+        ) from error
     digest = hashlib.sha256((folder / CONFIG).read_bytes() + b"\0")
     digest.update(content)
     return digest.hexdigest(), tensors

@@ -19,9 +19,10 @@ from engine_server.config import LoadConfig, ModelConfig
 from engine_server.modeling.attention.interface import UnsupportedModelError
 from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.formats.checkpoints.checkpoint import QuantizedCheckpoint
-from engine_server.modeling.formats.checkpoints.stored import StoredTensor, StoredWeight
+from engine_server.modeling.formats.checkpoints.stored import StoredTensor, StoredWeight, stored_tensors
 from engine_server.modeling.loading.attention import implementation_for, replace_attention
 from engine_server.modeling.loading.invariance import check_setup
+from engine_server.modeling.loading.leftovers import check_tensors
 from engine_server.modeling.loading.passes import LoadPlan, replace_modules, verified_choices
 from engine_server.modeling.loading.refusal import check_layer_types, refused_by_name
 from engine_server.modeling.loading.replacements import Choices, tabulate_ropes
@@ -76,6 +77,10 @@ def load_model(
             if not config.is_encoder:
                 check_layer_types(settings, architecture(settings))
             skeleton = empty_model(config, settings, dtype)
+        if load.load_format != "dummy":
+            tensors = stored_tensors(Path(config.path)) if checkpoint is None else checkpoint.tensors
+            check_tensors(skeleton, tensors, Path(config.path))
+        with refused_by_name(architecture(settings)):
             plan = replace(plan, choices=verified_choices(skeleton, platform, config.max_model_len))
         replace_attention(skeleton)  # the choices are by our classes
         dense = load.load_format == "dequantized"

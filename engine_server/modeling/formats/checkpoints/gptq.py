@@ -68,7 +68,7 @@ class Gptq(Scheme):
         return integer_format(
             unpacked(codes.read().t(), self.bits),
             scales.finite().t(),
-            (unpacked(zeros.read(), self.bits) + self.offset).t(),
+            (unpacked(zeros.read(), self.bits).short() + self.offset).t(),  # 255 is followed by 256
             self.bits,
             None if groups is None else groups.read(),
             dtype,
