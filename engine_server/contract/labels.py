@@ -21,6 +21,8 @@ MODEL_CACHE_LABEL = f"{GROUP}/model-cache"
 # On a cache's Job: the UID of the LLMDeployment whose spec it follows, and the hash of what that spec asks of it.
 FETCH_OWNER_ANNOTATION = f"{GROUP}/fetch-owner"
 FETCH_SPEC_ANNOTATION = f"{GROUP}/fetch-spec"
+# On a cache's Job that is not repeated: the reason why no repetition makes the model usable.
+UNUSABLE_MODEL_ANNOTATION = f"{GROUP}/unusable-model"
 # On a Deployment, and on a claim that was created for a cache: the cache, and the claim's UID, whose model is complete.
 CACHED_MODEL_ANNOTATION = f"{GROUP}/cached-model"
 # On a Deployment: the time at which that model's download ended.

@@ -64,6 +64,7 @@ class Reason(StrEnum):
     MODEL_ACCESS_DENIED = "ModelAccessDenied", True
     MODEL_MISSING = "ModelMissing", True
     MODEL_FETCH_FAILED = "ModelFetchFailed", True
+    MODEL_UNUSABLE = "ModelUnusable", True
     INSUFFICIENT_GPU_MEMORY = "InsufficientGPUMemory", True
     INSUFFICIENT_MEMORY = "InsufficientMemory", True
     POD_FAILED = "PodFailed"

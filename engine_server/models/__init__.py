@@ -6,11 +6,11 @@ from pathlib import Path
 
 from engine_server.contract.model_uri import Bucket, HubRepository, Package
 from engine_server.models import bucket, folder, gguf, hub, package, record, source, store
-from engine_server.models.errors import ModelSourceError
+from engine_server.models.errors import ModelSourceError, UnusableModelError
 from engine_server.models.progress import Progress
 from engine_server.models.record import Checksums
 
-__all__ = ["ModelSourceError", "Progress", "commit_of", "resolve"]
+__all__ = ["ModelSourceError", "Progress", "UnusableModelError", "commit_of", "resolve"]
 
 
 def resolve(
@@ -44,9 +44,9 @@ def resolve(
             file = hub.download_file(repository, progress)
             return materialize(gguf.place(file, dense), str(file), partial(_convert_cached, file, dense))
         case HubRepository(file=str()):
-            raise ModelSourceError(f"{uri}: load_format is {load_format}, which takes no GGUF file")
+            raise UnusableModelError(f"{uri}: load_format is {load_format}, which takes no GGUF file")
         case _ if load_format == "gguf":
-            raise ModelSourceError(
+            raise UnusableModelError(
                 f"{uri}: load_format is gguf, which takes a local file or folder, or a hub's file"
             )
         case HubRepository() as repository:

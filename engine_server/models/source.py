@@ -4,7 +4,7 @@ from pathlib import Path
 
 from engine_server.contract import model_uri
 from engine_server.contract.model_uri import Bucket, HubRepository, LocalPath, Package
-from engine_server.models.errors import ModelSourceError
+from engine_server.models.errors import ModelSourceError, UnusableModelError
 
 
 def locate(uri: str) -> Path | HubRepository | Package | Bucket:
@@ -20,20 +20,20 @@ def locate(uri: str) -> Path | HubRepository | Package | Bucket:
     except model_uri.ModelUriError as error:
         if "://" not in uri:
             raise _no_folder(uri, path) from None
-        raise ModelSourceError(str(error)) from None
+        raise UnusableModelError(str(error)) from None
     match source:
         case HubRepository() | Package() | Bucket():
             return source
         case LocalPath():
             raise _no_folder(uri, path)
         case _:
-            raise ModelSourceError(
+            raise UnusableModelError(
                 f"{uri}: a volume claim exists only in a cluster; on this machine, give the folder's path"
             )
 
 
 def _no_folder(uri: str, path: Path) -> ModelSourceError:
-    return ModelSourceError(
+    return UnusableModelError(
         f"{uri or 'an empty name'}: no folder at {path.absolute()}; "
         "a model on the hub is written org/name or hf://org/name"
     )

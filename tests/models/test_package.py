@@ -225,7 +225,7 @@ def test_fetch_to_a_folder_writes_exactly_there(wheel: Wheel, cache: Path, tmp_p
 
 def test_fetch_prints_errors_without_a_traceback(tmp_path: Path) -> None:
     done = subprocess.run([*FETCH, str(tmp_path)], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (65, "")
     assert (
         done.stderr
         == f"fairlead fetch: {tmp_path}: there is no config.json in {tmp_path} (the folder is empty)\n"

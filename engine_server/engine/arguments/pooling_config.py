@@ -100,7 +100,7 @@ def longest_prompt(path: Path) -> int | None:
     return min((int(length) for length in lengths if length), default=None)
 
 
-def _activations(path: Path, config: Any, named: str | None, num_labels: int) -> dict[str, Activation]:
+def _activations(path: Path, config: Any, named: str | None, num_labels: int) -> dict[str, Any]:
     """Return the activations of labels and of scores: `named`, a class or problem type of the config, or a default.
 
     A cross-encoder in sentence-transformers' files that names none scores by that library's default, whatever the

@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import Iterable
 
-from engine_server.contract.labels import MODEL_CACHE_LABEL
+from engine_server.contract.labels import MODEL_CACHE_LABEL, UNUSABLE_MODEL_ANNOTATION
 from llm_operator.api.model_cache import ModelCache
 from llm_operator.control.cluster import Cluster
 from llm_operator.control.fetch_poller import Progress
 from llm_operator.control.resources import EVENTS, PODS, child_path
-from llm_operator.observed import Fetch, Manifest, claim_key
+from llm_operator.observed import Fetch, Manifest, claim_key, fetch_key
+from llm_operator.status.problems import unusable_model
 
 
 async def observe_fetch(
@@ -25,6 +26,14 @@ async def observe_fetch(
     claim = await cluster.find(child_path(namespace, claim_key(cache.claim)))
     subjects = pods if claim is None or claim.get("status", {}).get("phase") == "Bound" else [claim, *pods]
     return Fetch(tuple(pods), warnings=await warnings_about(cluster, namespace, subjects))
+
+
+async def stop_if_unusable(cluster: Cluster, namespace: str, cache: ModelCache, fetch: Fetch) -> None:
+    """Suspend the Job, and record the reason on it, if a pod found that no repetition makes the model usable."""
+    if line := unusable_model(fetch.pods):
+        change = {"metadata": {"annotations": {UNUSABLE_MODEL_ANNOTATION: line}}, "spec": {"suspend": True}}
+        path = child_path(namespace, fetch_key(cache.name))
+        await cluster.patch(path, change, "application/merge-patch+json")
 
 
 def addresses(fetch: Fetch) -> tuple[str, ...]:

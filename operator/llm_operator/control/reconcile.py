@@ -19,7 +19,7 @@ from llm_operator.control.custody import Custody
 from llm_operator.control.default_accounts import DefaultAccounts
 from llm_operator.control.deletion_costs import DeletionCosts
 from llm_operator.control.events import Events
-from llm_operator.control.fetch import addresses, observe_fetch
+from llm_operator.control.fetch import addresses, observe_fetch, stop_if_unusable
 from llm_operator.control.fetch_poller import FetchPoller
 from llm_operator.control.outdated_templates import OutdatedTemplates
 from llm_operator.control.pace import Pace
@@ -160,6 +160,7 @@ class Reconciler:
         if cache := decision.plan.fetches:
             progress = self.fetch_poller.progress.get(key)
             fetch = await observe_fetch(self.cluster, key.namespace, cache, progress)
+            await stop_if_unusable(self.cluster, key.namespace, cache, fetch)
             observed = replace(observed, fetch=fetch)
         self.fetch_poller.follow(key, addresses(observed.fetch) if observed.fetch else ())
         self.push_adapters(key, observed)

@@ -1,12 +1,22 @@
 """The condition ModelCached: the state of the download into a model's cache."""
 
 from engine_server.contract.downloads import downloaded
+from engine_server.contract.labels import UNUSABLE_MODEL_ANNOTATION
 from engine_server.contract.reasons import Reason
 from llm_operator.api.model_cache import ModelCache, model_cache
 from llm_operator.api.spec import LLMDeploymentSpec
-from llm_operator.observed import Fetch, Manifest, Observed, Problem, claim_key, workload_key
+from llm_operator.observed import (
+    Fetch,
+    Manifest,
+    Observed,
+    Problem,
+    annotation,
+    claim_key,
+    fetch_key,
+    workload_key,
+)
 from llm_operator.status.conditions import Verdict
-from llm_operator.status.problems import phase, problems
+from llm_operator.status.problems import phase, problems, unusable_problem
 
 # Reasons of Events: of a claim that gets no volume, and of a pod that cannot have it.
 NO_VOLUME = ("ProvisioningFailed", "FailedBinding")
@@ -34,6 +44,8 @@ def cache_problem(spec: LLMDeploymentSpec | None, observed: Observed) -> Problem
         return None
     if observed.fetch is None:
         return node_problem(cache, observed)
+    if line := annotation(observed.children.get(fetch_key(cache.name), {}), UNUSABLE_MODEL_ANNOTATION):
+        return unusable_problem(line)
     claim = observed.children.get(claim_key(cache.claim), {})
     if "deletionTimestamp" in claim.get("metadata", {}):
         return Problem(

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from engine_server.contract.fetch_status import UNUSABLE
 from engine_server.contract.labels import MODEL_CONTAINER
 from engine_server.contract.memory_shortage import find_shortage
 from engine_server.contract.model_folder import reports_no_model
@@ -92,7 +93,8 @@ def exit_problem(name: str, terminated: Mapping[str, Any]) -> Problem:
     """Return the problem of a container that failed, with the last line that it printed."""
     line = last_line(terminated)
     if name == MODEL_CONTAINER:
-        return fetch_problem(line)
+        is_unusable = terminated.get("exitCode") == UNUSABLE
+        return unusable_problem(line) if is_unusable else fetch_problem(line)
     if reports_no_model(terminated.get("message", "")):
         return Problem(Reason.MODEL_MISSING, line)
     shortage = find_shortage(terminated.get("message", ""))
@@ -115,6 +117,21 @@ def fetch_problem(line: str) -> Problem:
             f"read it: {line}",
         )
     return Problem(Reason.MODEL_FETCH_FAILED, f"the model could not be fetched: {line}")
+
+
+def unusable_model(pods: Iterable[Mapping[str, Any]]) -> str:
+    """Return the last line of a fetch that found that no repetition makes the model usable; "" if none did."""
+    for container in (each for pod in pods for each in statuses(pod) if each["name"] == MODEL_CONTAINER):
+        for state in (container.get("state", {}), container.get("lastState", {})):
+            ended = state.get("terminated") or {}
+            if ended.get("exitCode") == UNUSABLE:
+                return last_line(ended)
+    return ""
+
+
+def unusable_problem(line: str) -> Problem:
+    """Return the problem of a model that no repetition of its fetch makes usable."""
+    return Problem(Reason.MODEL_UNUSABLE, f"the model cannot be used: {line}")
 
 
 def waiting_problem(reason: str, message: str) -> Problem:

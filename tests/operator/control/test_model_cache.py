@@ -376,6 +376,33 @@ def test_the_condition_has_the_reason_of_a_failed_download(
     assert world.reason(name, "Ready") == reason
 
 
+def test_a_model_that_no_repetition_makes_usable_is_fetched_again_for_another_spec_alone(
+    world: Any, manifest: Any, name: str
+) -> None:
+    world.apply(cached(manifest, name, name))
+    line = "fairlead fetch: hf://a/b: model.gguf has the pre-tokenizer 'x', which is not known"
+    ended = {"state": {"terminated": {"exitCode": 65, "message": line}}}
+    container = {"name": "model", "image": "x", "imageID": "", "ready": False, "restartCount": 1}
+    create_fetch_pod(world, name, {"phase": "Running", "containerStatuses": [container | ended]})
+
+    found = until(lambda: cache_condition(world, name, "ModelUnusable"))
+    assert found["message"] == f"the model cannot be used: {line}"
+    job = until(lambda: (found := job_of(world, name)) and found["spec"].get("suspend") and found)
+    world.delete("pod", name)  # as the Job's controller does
+    other = f"{name[:40]}-2"
+    world.apply(cached(manifest, other, name))
+    found = until(lambda: cache_condition(world, other, "ModelUnusable"))
+    assert found["message"] == f"the model cannot be used: {line}"
+    assert world.reason(name, "Ready") == "ModelUnusable"
+    assert job_of(world, name)["metadata"]["uid"] == job["metadata"]["uid"]
+
+    changed = cached(manifest, name, name)
+    changed["spec"]["engine"] = {"env": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}]}
+    world.apply(changed)
+    until(lambda: (found := job_of(world, name)) and not found["spec"].get("suspend"))
+    until(lambda: cache_condition(world, name, "FetchingModel"))
+
+
 @pytest.mark.parametrize(
     ("case", "message", "reason"),
     [

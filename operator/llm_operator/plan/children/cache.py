@@ -161,7 +161,7 @@ def job(
     """Plan the Job. A running one keeps its template, unless its own LLMDeployment asks for another now.
 
     In that case no Job is planned: the running one is deleted, and then created anew. An upgrade of the operator
-    does not restart a running download.
+    does not restart a running download. It tries a model again that the last version could not use.
 
     Raises SpecError before the download, unless the engines' template is there already: also for what only their pod
     has, and for what a podTemplate has for the container that fetches and the Job leaves out.
@@ -179,7 +179,9 @@ def job(
     metadata = existing["metadata"]
     own_spec = wanted["metadata"]["annotations"][labels.FETCH_SPEC_ANNOTATION]
     made_for = metadata["annotations"].get(labels.FETCH_SPEC_ANNOTATION)
-    if is_followed(existing, deployment) and made_for != own_spec:
+    is_unusable = labels.UNUSABLE_MODEL_ANNOTATION in metadata["annotations"]
+    is_outdated = is_unusable and metadata["labels"].get(labels.VERSION_LABEL) != settings.version
+    if is_followed(existing, deployment) and (made_for != own_spec or is_outdated):
         return
     kept = shared_child(deployment, key, settings, spec=existing["spec"])
     # What another one has applied is repeated as it is: a different value would be a conflict.
