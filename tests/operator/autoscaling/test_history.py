@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llm_operator.api.sections.autoscaling import Autoscaling
 from llm_operator.autoscaling.decision import decide
-from llm_operator.autoscaling.history import History, Load, Sample, Summary
+from llm_operator.autoscaling.history import MOST_BUCKETS, History, Load, Sample, Summary, Window
 
 SCALING = Autoscaling(
     min=0,
@@ -170,3 +170,47 @@ def test_idle_time_starts_anew_after_zero() -> None:
 
     assert record(history, [sample(now, 0, ready=False) for now in range(31, 90)]).idle_seconds == 0.0
     assert record(history, [sample(now, 0) for now in range(90, 95)]).idle_seconds == 4.0
+
+
+LOADS = st.lists(
+    st.tuples(st.floats(0.2, 3.0), st.floats(0, 1e6), st.floats(0, 100)), min_size=1, max_size=400
+)
+
+
+@given(LOADS, st.integers(1, MOST_BUCKETS))
+def test_window_of_up_to_two_minutes_averages_each_sample(
+    loads: list[tuple[float, float, float]], seconds: int
+) -> None:
+    window, now, samples = Window(), 0.0, []
+    for gap, requests, kv in loads:
+        now += gap
+        samples.append((now, requests, kv))
+        found = window.add(now, Load(requests, kv), seconds)
+        inside = [one for one in samples if one[0] > now - seconds]
+        expected = (sum(one[part] for one in inside) / len(inside) for part in (1, 2))
+        assert found == Load(*expected)
+
+
+@given(st.integers(MOST_BUCKETS + 1, 86_400), st.lists(st.floats(0, 1e6), min_size=1, max_size=30))
+def test_long_window_has_few_buckets_and_covers_all_but_one_of_them(seconds: int, steps: list[float]) -> None:
+    window, samples = Window(), []
+    interval = seconds / 300
+    for number in range(700):
+        requests = steps[number * len(steps) // 700]
+        samples.append((number * interval, requests))
+        found = window.add(number * interval, Load(requests, 0.0), seconds)
+        assert len(window.buckets) <= MOST_BUCKETS + 1
+    now = samples[-1][0]
+    inside = [load for time, load in samples if time > now - seconds]
+    fewest = [load for time, load in samples if time > now - seconds * (1 - 2 / MOST_BUCKETS)]
+    assert min(inside) * (1 - 1e-9) <= found.requests <= max(inside) * (1 + 1e-9)
+    dropped = (len(inside) - len(fewest)) / len(fewest) * max(inside)
+    assert abs(found.requests - sum(inside) / len(inside)) <= dropped + 1e-3
+
+
+def test_needs_of_a_demand_that_shrinks_all_day_are_bounded_by_the_most_replicas() -> None:
+    history = History()
+    scaling = Autoscaling(min=0, max=50, target_in_flight=1, scale_down_delay_seconds=86_400)
+    summary = record(history, [sample(time, 20_000 - time, ready=True) for time in range(5_000)], scaling)
+    assert len(history.peaks) <= scaling.max + 1
+    assert summary.peak == scaling.max + 1
