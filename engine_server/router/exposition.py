@@ -76,10 +76,10 @@ class Exposition(Collector):
         metrics = self._metrics
         requests = counter("requests", "Requests by status", ["model", "code"])
         unseen = {
-            (route.deployment.key, status): 0 for route in self._directory.routes for status in FAILURES
+            (route.deployment.key, str(status)): 0 for route in self._directory.routes for status in FAILURES
         }
         for (deployment, status), count in (unseen | metrics.requests).items():
-            requests.add_metric([label(deployment), str(status)], count)
+            requests.add_metric([label(deployment), status], count)
         errors = counter("errors", "Errors that the router answered itself", ["model", "reason"])
         for (deployment, code), count in metrics.errors.items():
             errors.add_metric([label(deployment), code], count)
@@ -106,7 +106,7 @@ class Exposition(Collector):
             "adapter_requests", "Requests for an adapter by status", ["model", "adapter", "code"]
         )
         for (deployment, name, status), count in self._metrics.adapter_requests.items():
-            requests.add_metric([label(deployment), name, str(status)], count)
+            requests.add_metric([label(deployment), name, status], count)
         endpoints = gauge("adapter_endpoints", "Endpoints that have the adapter", ["model", "adapter"])
         for route in self._directory.routes:
             for name, adapter in route.adapters.items():

@@ -18,6 +18,34 @@ BATCH_SIZE = 64
 # Upper bounds of histogram buckets, in seconds.
 BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
+# The statuses that are counted apart. Others, which an engine may choose freely, count as their class.
+COUNTED_STATUSES = frozenset(
+    (
+        200,
+        204,
+        400,
+        401,
+        403,
+        404,
+        405,
+        408,
+        409,
+        411,
+        413,
+        415,
+        422,
+        429,
+        431,
+        499,
+        500,
+        501,
+        502,
+        503,
+        504,
+        529,
+    )
+)
+
 
 class Histogram:
     """Durations in seconds, counted by bucket."""
@@ -72,6 +100,11 @@ class Ended(msgspec.Struct, gc=False, kw_only=True):
     usage: ReportedUsage | None = None
 
 
+def counted_status(status: int) -> str:
+    """Return a status as it is counted: one of those that APIs of models use, or else its class, such as 4xx."""
+    return str(status) if status in COUNTED_STATUSES else f"{status // 100}xx"
+
+
 class Metrics:
     """All that the router counts. A deployment of None stands for requests that name none that exists.
 
@@ -81,10 +114,10 @@ class Metrics:
     def __init__(self) -> None:
         self.in_flight = 0
         self.demand = Demand()
-        # By deployment and status.
-        self.requests: Counter[tuple[Key | None, int]] = Counter()
-        # Those of adapters, by deployment, adapter and status.
-        self.adapter_requests: Counter[tuple[Key, str, int]] = Counter()
+        # By deployment and counted status.
+        self.requests: Counter[tuple[Key | None, str]] = Counter()
+        # Those of adapters, by deployment, adapter and counted status.
+        self.adapter_requests: Counter[tuple[Key, str, str]] = Counter()
         # By deployment.
         self.times_to_first_byte: defaultdict[Key | None, Histogram] = defaultdict(Histogram)
         self.durations: defaultdict[Key | None, Histogram] = defaultdict(Histogram)
@@ -111,9 +144,10 @@ class Metrics:
         """Count the requests that were recorded since the last call."""
         for ended in self._ended:
             deployment, usage = ended.deployment, ended.usage
-            self.requests[deployment, ended.status] += 1
+            status = counted_status(ended.status)
+            self.requests[deployment, status] += 1
             if deployment is not None and ended.adapter:
-                self.adapter_requests[deployment, ended.adapter, ended.status] += 1
+                self.adapter_requests[deployment, ended.adapter, status] += 1
             self.durations[deployment].observe(ended.duration)
             if ended.time_to_first_byte is not None:
                 self.times_to_first_byte[deployment].observe(ended.time_to_first_byte)

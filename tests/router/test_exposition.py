@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from queried_metrics import exported_metrics, queried_metrics
@@ -161,3 +162,13 @@ async def test_series_of_deployments_and_keys_end_with_them(page):
     page.metrics.record(ANSWERED)  # it was still in flight
     left = {labels for _, labels in page.samples()}
     assert not any("default" in labels or "team-a" in labels for labels in left)
+
+
+def test_statuses_that_engines_choose_count_as_their_class(page: Page) -> None:
+    for status in range(200, 1000):
+        page.metrics.record(msgspec.structs.replace(ANSWERED, status=status, adapter="a"))
+    page.metrics.flush()
+    codes = {code for _, code in page.metrics.requests}
+    assert len(codes) < 40 and {"200", "429", "503", "4xx", "9xx"} <= codes
+    assert sum(page.metrics.requests.values()) == 800
+    assert {code for _, _, code in page.metrics.adapter_requests} == codes

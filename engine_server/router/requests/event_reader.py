@@ -15,7 +15,9 @@ COMMENT = b":"
 # The beginning of a comment line for the router, of which some are reports.
 OWN_COMMENT = REPORT_PREFIX.rstrip()
 REPORT = REPORT_PREFIX + b"{"
-EVENT_END = re.compile(rb"\n\r?\n")
+DATA = b"data:"
+# With any further empty lines, which are events of nothing.
+EVENT_END = re.compile(rb"\n(?:\r?\n)+")
 EVENT_ENDS = (b"\n\n", b"\n\r\n")
 LONGEST_EVENT_END = 3
 
@@ -71,7 +73,8 @@ class EventReader:
                     self._journal.record(report)
                     return data[start:]
             elif self._plain and REPORT not in data:
-                self._journal.events += data.count(b"\n\n")
+                # Empty events are no tokens, and an event of several lines is one.
+                self._journal.events += min(data.count(b"\n\n"), num_data_lines(data))
                 return data
         return self._read_in_parts(data)
 
@@ -138,7 +141,7 @@ class EventReader:
             self._report, group, self._group = None, bytes(self._group), bytearray()
             return group
         if self._plain or self._journal.ended:
-            self._journal.events += 1
+            self._journal.events += min(1, num_data_lines(event))
             return event
         error = reported_error(event)
         if error in RETRYABLE_CODES:
@@ -149,6 +152,11 @@ class EventReader:
         self._plain = error is None
         self._journal.record_unreported()
         return event
+
+
+def num_data_lines(data: bytes) -> int:
+    """Return the number of lines with data in bytes that begin with a line."""
+    return data.count(b"\n" + DATA) + data.startswith(DATA)
 
 
 def has_events_alone(data: bytes, start: int, count: int) -> bool:

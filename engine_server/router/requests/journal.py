@@ -55,7 +55,7 @@ class Journal(msgspec.Struct):
     token_ids: "array[int]" = msgspec.field(default_factory=lambda: array("q"))
     # Number of further ones, which are not kept.
     num_forgotten: int = 0
-    # Number of events that were forwarded. Comments don't count.
+    # Number of events with data that were forwarded, and of a first one without.
     events: int = 0
     # Known at the end of the stream.
     usage: ReportedUsage | None = None

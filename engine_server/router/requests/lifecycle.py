@@ -141,7 +141,8 @@ class Lifecycle(msgspec.Struct):
         if self.usage is not None:
             self.usage = self._chargeable(self.usage, now)
         if self.caller is not ANYONE:
-            self.caller.settle(now, self.usage or self._estimated_usage(), self.estimated)
+            used = self.usage or chargeable(self._estimated_usage(), self.request.body_size)
+            self.caller.settle(now, used, self.estimated)
         duration = now - self.started
         self.metrics.record(
             Ended(

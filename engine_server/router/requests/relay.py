@@ -154,6 +154,8 @@ class Relay(Wait):
             if len(self.refusal_body) <= MAX_REFUSAL_BYTES:
                 self.refusal_body += data
             if self.exchange.streaming:
+                if len(self.refusal_body) > MAX_REFUSAL_BYTES and self.outcome is None:
+                    self.outcome = Outcome.REFUSED  # its rest, which may have no end, is not waited for
                 return
             self.held = len(self.refusal_body) <= MAX_REFUSAL_BYTES
         if self.events is not None:

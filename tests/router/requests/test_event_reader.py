@@ -147,3 +147,23 @@ def test_group_without_an_end_is_oversized_at_the_limit():
     assert not reader.broken
     reader.read(event)
     assert reader.broken and journal.events == 0
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000, 1 << 20])
+def test_empty_events_of_a_stream_without_reports_are_no_tokens(size):
+    body = b"data: {}\n\n" + b"\n" * (1 << 20) + b"data: {}\n\n"
+    forwarded, journal, _ = read([body[at : at + size] for at in range(0, len(body), size)][: 1 << 17])
+    assert b"".join(forwarded) in body
+    assert journal.events <= 2
+
+
+def test_each_event_with_data_of_a_stream_without_reports_is_a_token():
+    pieces = [
+        DONE,
+        *EVENTS,
+        b"data: 1\ndata: 2\n\n",
+        b"data: 1\n\ndata: 2\n\n",
+        b"event: ping\n\n",
+        KEEP_ALIVE,
+    ]
+    assert read(pieces)[1].events == 7

@@ -10,6 +10,7 @@ from engine_server.contract.api import Key
 from engine_server.contract.continuation import ReportedUsage, TokenReport
 from engine_server.router.http.wire import Request
 from engine_server.router.metrics import Metrics
+from engine_server.router.requests.charge import MOST_TOKENS
 from engine_server.router.requests.journal import Journal
 from engine_server.router.requests.lifecycle import Lifecycle
 from engine_server.router.routing.endpoint import Address, Endpoint
@@ -89,3 +90,14 @@ def test_caller_pays_for_a_streams_reported_tokens_and_for_those_of_a_stream_tha
     whole, cut = caller.used
     assert whole == ReportedUsage(9, 2)
     assert cut.completion_tokens == 3 and 0 < cut.prompt_tokens < len(body)
+
+
+def test_caller_pays_at_most_what_a_request_can_use_for_a_stream_without_reports():
+    caller = RecordingCaller()
+    with Lifecycle(Metrics(), msgspec.structs.replace(REQUEST, body=b"x" * 100)) as lifecycle:
+        lifecycle.admit(caller)
+        lifecycle.visit(Endpoint(Key("default", "m"), Address("h", 1)), 100)
+        lifecycle.record_answer(200)
+        lifecycle.journal = Journal(events=10**8)
+    (used,) = caller.used
+    assert used.prompt_tokens + used.completion_tokens <= MOST_TOKENS + 16 * 100

@@ -1,7 +1,7 @@
 """The order in which the waiting requests of one deployment are released."""
 
 from bisect import bisect_left, insort
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from operator import attrgetter
 from typing import Generic, NamedTuple, Protocol, TypeVar
@@ -45,11 +45,11 @@ class Line(Generic[P]):
         self._arrivals = 0
         # The places of each caller.
         self._shares = Shares(limit)
-        # By rank and caller: the number of requests that wait, and the round of the one that was released last.
+        # By rank and caller: the number of requests that wait.
         self._counts: Counter[tuple[int, str]] = Counter()
-        self._served: dict[tuple[int, str], int] = {}
-        # By rank: the highest round of which a request was released.
+        # By rank: the highest round of which a request was released, and the callers of those that were.
         self._rounds: dict[int, int] = {}
+        self._served: defaultdict[int, set[str]] = defaultdict(set)
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -60,12 +60,13 @@ class Line(Generic[P]):
     def new_place(self, caller: str, priority: int) -> Place:
         """Return the place of a request that arrives now."""
         rank = -priority
-        last = self._served.get((rank, caller), -1)
+        highest = self._rounds.get(rank, 0)
+        last = highest if caller in self._served[rank] else -1
         if self._counts[rank, caller]:
             places = (request.place for request in reversed(self._waiting))
             last = next(place.round for place in places if (place.rank, place.caller) == (rank, caller))
         self._arrivals += 1
-        return Place(rank, max(self._rounds.get(rank, 0), last + 1), self._arrivals, caller)
+        return Place(rank, max(highest, last + 1), self._arrivals, caller)
 
     @property
     def full(self) -> bool:
@@ -106,7 +107,7 @@ class Line(Generic[P]):
             del self._counts[rank, caller]
         self._shares.release(caller, 1)
         if not self._waiting:
-            self._served.clear()  # callers may be addresses, of which there is no end
+            self._served.clear()
         return True
 
     def release(self) -> P:
@@ -114,6 +115,11 @@ class Line(Generic[P]):
         first = self._waiting[0]
         self.remove(first)
         rank, turn, _, caller = first.place
-        self._served[rank, caller] = max(turn, self._served.get((rank, caller), turn))
-        self._rounds[rank] = max(turn, self._rounds.get(rank, turn))
+        highest, served = self._rounds.get(rank, 0), self._served[rank]
+        # Callers may be addresses, of which there is no end: a round ends after so many.
+        if turn > highest or len(served) >= self._shares.limit:
+            self._rounds[rank] = max(turn, highest + 1)
+            served.clear()
+        if turn >= self._rounds.setdefault(rank, turn):
+            served.add(caller)
         return first

@@ -176,3 +176,15 @@ def test_a_begun_stream_keeps_its_place():
     new = arrive(line, "a")
     arrive(line, "a", begun=True)
     assert line.surplus("b", 0) is new
+
+
+def test_a_callers_second_request_waits_for_a_bounded_number_of_newcomers():
+    line = Line(LIMIT)
+    for _ in range(2):
+        arrive(line, "patient")
+    line.release()
+    for number in range(2 * LIMIT):
+        arrive(line, f"address {number}")
+        if line.release().caller == "patient":
+            break
+    assert not any(one.caller == "patient" for one in line)
