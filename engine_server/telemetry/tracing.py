@@ -69,7 +69,6 @@ class TracingStatLogger(StatLoggerBase):
                 **{
                     f"gen_ai.request.{name}": value for name, value in parameters.items() if value is not None
                 },
-                "gen_ai.request.stop_sequences": request.params.stop_strings,
                 "gen_ai.response.id": request.request_id,
                 "gen_ai.response.finish_reasons": [completion.reason for completion in request.completions],
                 "gen_ai.response.time_to_first_chunk": first.queue + first.prefill,

@@ -49,6 +49,7 @@ def test_request_with_trace_headers_is_exported_as_a_span(
     assert attributes["gen_ai.usage.output_tokens"].int_value == 6
     reasons = attributes["gen_ai.response.finish_reasons"].array_value.values
     assert [reason.string_value for reason in reasons] == ["length", "length"]
+    assert not any("stop_sequences" in name for name in attributes)  # a client's texts are never exported
 
 
 def test_trace_headers_are_refused_without_an_endpoint(

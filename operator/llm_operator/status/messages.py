@@ -17,13 +17,16 @@ URL_TOKEN = re.compile(r'(https?://)[^\s/?#"]+@', re.IGNORECASE)
 QUERY = re.compile(r"""(?<=\S)\?[^\s"]*[^\s"'`<>:,.;)\]}]""")
 
 
+def bounded(message: str) -> str:
+    """Return a message as one line of at most LONGEST_TEXT characters: who may write it may write a megabyte."""
+    text = " ".join(message.split())
+    # Without the last word, which may be a part of an address whose @ is cut off.
+    return text if len(text) <= LONGEST_TEXT else text[:LONGEST_TEXT].rpartition(" ")[0]
+
+
 def presentable(message: str) -> str:
     """Return a message from the cluster as users may see it in conditions, events and logs."""
-    text = " ".join(message.split())
-    if len(text) > LONGEST_TEXT:
-        # Without the last word, which may be a part of an address whose @ is cut off.
-        text = text[:LONGEST_TEXT].rpartition(" ")[0]
-    text = without_credentials(text)
+    text = without_credentials(bounded(message))
     return text if len(text) <= LONGEST_MESSAGE else text[: LONGEST_MESSAGE - 1] + "…"
 
 

@@ -10,6 +10,7 @@ from engine_server.contract.memory_shortage import find_shortage
 from engine_server.contract.model_folder import reports_no_model
 from engine_server.contract.reasons import Reason
 from llm_operator.observed import Problem
+from llm_operator.status.messages import LONGEST_TEXT, bounded
 from llm_operator.status.missing_objects import find_missing_object
 from llm_operator.status.scheduling import scheduling_problem
 
@@ -69,7 +70,7 @@ def problem_of(pod: Mapping[str, Any], pod_spec: Mapping[str, Any]) -> Problem |
         return Problem(status.get("reason") or Reason.POD_FAILED, status.get("message", "the pod failed"))
     scheduled = condition(pod, "PodScheduled")
     if scheduled.get("status") == "False":
-        message = scheduled.get("message", "no node takes the pod")
+        message = bounded(scheduled.get("message", "no node takes the pod"))
         if scheduled.get("reason") == Reason.SCHEDULING_GATED:
             return Problem(Reason.SCHEDULING_GATED, message)
         return find_missing_object(message) or scheduling_problem(message, pod_spec)
@@ -86,7 +87,11 @@ def container_problem(container: Mapping[str, Any]) -> Problem | None:
     ended = state.get("terminated") or container.get("lastState", {}).get("terminated", {})
     if ended.get("exitCode", 0) != 0 and reason in (*HEALTHY_WAITS, Reason.CRASH_LOOP):
         return exit_problem(container["name"], ended)
-    return None if reason in HEALTHY_WAITS else waiting_problem(reason, waiting.get("message") or reason)
+    return (
+        None
+        if reason in HEALTHY_WAITS
+        else waiting_problem(reason, bounded(waiting.get("message") or reason))
+    )
 
 
 def exit_problem(name: str, terminated: Mapping[str, Any]) -> Problem:
@@ -95,9 +100,10 @@ def exit_problem(name: str, terminated: Mapping[str, Any]) -> Problem:
     if name == MODEL_CONTAINER:
         is_unusable = terminated.get("exitCode") == UNUSABLE
         return unusable_problem(line) if is_unusable else fetch_problem(line)
-    if reports_no_model(terminated.get("message", "")):
+    text = last_words(terminated)
+    if reports_no_model(text):
         return Problem(Reason.MODEL_MISSING, line)
-    shortage = find_shortage(terminated.get("message", ""))
+    shortage = find_shortage(text)
     if shortage is None:
         return Problem(Reason.CRASH_LOOP, line)
     kind = "GPU memory" if shortage.is_on_gpu else "memory"
@@ -139,8 +145,17 @@ def waiting_problem(reason: str, message: str) -> Problem:
     return find_missing_object(message) or Problem(SAME_AS.get(reason, reason), message)
 
 
+def last_words(terminated: Mapping[str, Any]) -> str:
+    """Return the end of what a container printed: at most as much as the kubelet keeps."""
+    return str(terminated.get("message", ""))[-LONGEST_TEXT:]
+
+
 def last_line(terminated: Mapping[str, Any]) -> str:
     if terminated.get("reason") == "OOMKilled":
         return "it ran out of memory (OOMKilled)"
-    lines = [line.strip() for line in terminated.get("message", "").splitlines() if line.strip()]
-    return lines[-1] if lines else f"it ended with exit code {terminated.get('exitCode')} and printed nothing"
+    lines = [line for line in last_words(terminated).splitlines() if line.strip()]
+    return (
+        bounded(lines[-1])
+        if lines
+        else f"it ended with exit code {terminated.get('exitCode')} and printed nothing"
+    )

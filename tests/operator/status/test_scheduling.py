@@ -3,6 +3,8 @@
 from typing import Any
 
 import pytest
+from llm_operator.status.messages import LONGEST_TEXT
+from llm_operator.status.problems import problem_of
 from llm_operator.status.scheduling import scheduling_problem
 
 PREEMPTION = " preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling."
@@ -80,3 +82,21 @@ def test_a_pod_that_no_node_takes_has_the_reason_of_most_nodes(
     message: str, pod_spec: dict[str, Any], reason: str, expected: str
 ) -> None:
     assert scheduling_problem(message, pod_spec) == (reason, expected)
+
+
+@pytest.mark.parametrize("gap", ["\n", " ", "2 a, "])
+def test_a_long_message_in_a_pods_status_is_cut_before_it_is_read(gap: str) -> None:
+    message = "0/5000 nodes are available: 4999 Insufficient cpu, 1 other" + gap + "preemption: x" * 100_000
+    scheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    pod = {"metadata": {}, "status": {"phase": "Pending", "conditions": [scheduled]}}
+    found = problem_of(pod, {})
+    assert found is not None and found.reason == "Unschedulable"
+    assert len(found.message) <= LONGEST_TEXT + 100 and "\n" not in found.message
+
+
+def test_numbers_without_end_in_what_a_container_printed_are_cut_before_they_are_read() -> None:
+    ended = {"exitCode": 1, "message": "1" * 1_000_000}
+    status = {"name": "engine", "ready": False, "state": {"terminated": ended}}
+    pod = {"metadata": {}, "status": {"phase": "Running", "containerStatuses": [status]}}
+    found = problem_of(pod, {})
+    assert found is not None and found.reason == "CrashLoopBackOff" and len(found.message) <= LONGEST_TEXT
