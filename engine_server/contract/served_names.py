@@ -1,7 +1,7 @@
 """The names under which deployments and their adapters are reached, and what each name means."""
 
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from engine_server.contract.api import Key
@@ -51,17 +51,28 @@ class NameClaim(NamedTuple):
         return tuple(f"{self.key.namespace}/{served}" for served in self.served_names)
 
 
-def holders(claims: Iterable[NameClaim]) -> dict[str, NameClaim]:
-    """Return the claim that each name means: the highest rank wins, and the oldest claim within a rank."""
-    oldest_first = [
-        (claim, claim.names_by_rank) for claim in sorted(claims, key=lambda claim: claim.seniority)
-    ]
-    table: dict[str, NameClaim] = {}
-    for rank in range(3):
-        for claim, names_by_rank in oldest_first:
-            for name in names_by_rank[rank]:
-                table.setdefault(name, claim)
-    return table
+class Standing(NamedTuple):
+    """The place of a claim among those on one name: the highest rank holds it, and the oldest claim within a rank."""
+
+    rank: int
+    created: float
+    key: Key
+    adapter: str
+
+    @property
+    def identity(self) -> tuple[Key, str]:
+        """The claim's owner: the deployment, and its adapter or an empty string."""
+        return self.key, self.adapter
+
+
+def standings(claim: NameClaim) -> Iterator[tuple[str, Standing]]:
+    """Yield the names of a claim, each once, with its best standing."""
+    ranks: dict[str, int] = {}
+    for rank, names in enumerate(claim.names_by_rank):
+        for name in names:
+            ranks.setdefault(name, rank)
+    for name, rank in ranks.items():
+        yield name, Standing(rank, *claim.seniority)
 
 
 def is_printable(name: str) -> bool:

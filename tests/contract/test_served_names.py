@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from llm_operator.control.watching.claims import Claims
+from name_holders import holders
 
 from engine_server.contract.api import Key
-from engine_server.contract.served_names import NameClaim, holders, is_foreign
+from engine_server.contract.served_names import NameClaim, is_foreign
 from engine_server.router.routing.directory import Deployment, Directory
 
 keys = st.builds(Key, st.sampled_from("xy"), st.sampled_from("abc"))

@@ -1,30 +1,15 @@
 """The meanings of model names, kept up to date: a change costs what its own names cost, however many there are."""
 
 from bisect import bisect_left, insort
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from engine_server.contract.api import Key
-from engine_server.contract.served_names import NameClaim
+from engine_server.contract.served_names import NameClaim, Standing, standings
 
 T = TypeVar("T")
 # The deployment, and its adapter or an empty string.
 Identity = tuple[Key, str]
-
-
-class Standing(NamedTuple):
-    """The place of a claim among those on one name; the least holds it, as `served_names.holders` has it."""
-
-    rank: int
-    created: float
-    key: Key
-    adapter: str
-
-    @property
-    def identity(self) -> Identity:
-        """The claim's owner."""
-        return self.key, self.adapter
 
 
 class NameTable(Generic[T]):
@@ -110,16 +95,6 @@ class NameTable(Generic[T]):
             if held:
                 return held
         return []
-
-
-def standings(claim: NameClaim) -> Iterator[tuple[str, Standing]]:
-    """Yield the names of a claim, each with its best standing."""
-    ranks: defaultdict[str, list[int]] = defaultdict(list)
-    for rank, names in enumerate(claim.names_by_rank):
-        for name in names:
-            ranks[name].append(rank)
-    for name, of_name in ranks.items():
-        yield name, Standing(min(of_name), claim.created, claim.key, claim.adapter)
 
 
 def remove(ordered: list, item: object) -> None:  # type: ignore[type-arg]

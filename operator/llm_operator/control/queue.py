@@ -1,29 +1,19 @@
 """A queue of LLMDeployments: each at most once in it, and with one worker at a time."""
 
 import asyncio
-import itertools
 import random
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import NamedTuple
 
 from engine_server.contract.api import Key
 from llm_operator import metrics
+from llm_operator.control.turns import Priority, Turns
 
 FIRST_DELAY_SECONDS = 0.5
 LONGEST_DELAY_SECONDS = 60.0
 # After a reconcile that succeeded. A rollout changes its pods dozens of times a second, and a reconcile reads them all.
 REST_SECONDS = 0.2
-
-
-class Priority(IntEnum):
-    """The order in which keys are taken. An edit waits neither for a relist nor for the changes of pods."""
-
-    EDIT = 0
-    EVENT = 1
-    RELIST = 2
 
 
 class Due(NamedTuple):
@@ -38,8 +28,7 @@ class WorkQueue:
     """A key that is added while a worker has it is queued again afterwards: at once for an edit, else after a rest."""
 
     # An entry is out of date if its key is not due any more, or is not free.
-    ready: asyncio.PriorityQueue[tuple[Priority, int, Key]] = field(default_factory=asyncio.PriorityQueue)
-    entries: Iterator[int] = field(default_factory=itertools.count)
+    ready: Turns = field(default_factory=Turns)
     due: dict[Key, Due] = field(default_factory=dict)
     in_progress: set[Key] = field(default_factory=set)
     # The last delay of keys that failed, in seconds.
@@ -62,7 +51,7 @@ class WorkQueue:
     async def take(self) -> Key:
         """Return the next key. The worker passes it to `done`, `retry` or `postpone` afterwards."""
         while True:
-            _, _, key = await self.ready.get()
+            key = await self.ready.get()
             if self._is_free(key):
                 break
         metrics.QUEUE_SECONDS.observe(time.monotonic() - self.due.pop(key).since)
@@ -115,7 +104,8 @@ class WorkQueue:
 
     def _enter_if_free(self, key: Key) -> None:
         if self._is_free(key):
-            self.ready.put_nowait((self.due[key].priority, next(self.entries), key))
+            since, priority = self.due[key]
+            self.ready.put(key, priority, since)
 
     def _add_after(self, key: Key, delay: float) -> None:
         self.timers[key] = asyncio.get_running_loop().call_later(delay, self._expire, key)

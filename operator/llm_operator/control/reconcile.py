@@ -24,12 +24,13 @@ from llm_operator.control.fetch_poller import FetchPoller
 from llm_operator.control.outdated_templates import OutdatedTemplates
 from llm_operator.control.pace import Pace
 from llm_operator.control.pod_questions import PodQuestions
-from llm_operator.control.queue import LONGEST_DELAY_SECONDS, Priority, WorkQueue
+from llm_operator.control.queue import LONGEST_DELAY_SECONDS, WorkQueue
 from llm_operator.control.record import Record, marked
 from llm_operator.control.resources import CHILDREN, LLMDEPLOYMENTS
 from llm_operator.control.root_keys import RootKeys
 from llm_operator.control.start_poller import StartPoller
 from llm_operator.control.status_writer import StatusWriter
+from llm_operator.control.turns import Priority
 from llm_operator.control.watching.store import Store
 from llm_operator.control.watching.trim import trimmed
 from llm_operator.observed import ChildKey, KeyHashes, Manifest, Observed, Problem, workload_key

@@ -1,11 +1,15 @@
 """The work queue: one worker for a key, and at most one timer."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from llm_operator import metrics
-from llm_operator.control.queue import Priority, WorkQueue
+from llm_operator.control import queue as queue_module
+from llm_operator.control import turns
+from llm_operator.control.queue import WorkQueue
+from llm_operator.control.turns import LONG_WAIT_SECONDS, MOST_EDITS, Priority
 from waiting import until_async
 
 from engine_server.contract.api import Key
@@ -169,3 +173,27 @@ async def test_keys_are_taken_in_the_order_in_which_they_were_added(queue: WorkQ
         queue.add(key)
 
     assert [await asyncio.wait_for(queue.take(), 1) for _ in keys] == keys
+
+
+async def test_namespaces_take_turns_within_a_priority(queue: WorkQueue) -> None:
+    for number in range(1000):
+        queue.add(Key("many", f"m{number}"), Priority.EDIT)
+    queue.add(Key("one", "m"), Priority.EDIT)
+    assert Key("one", "m") in [await queue.take() for _ in range(2)]
+
+
+async def test_an_event_that_has_waited_is_taken_after_a_few_edits(
+    queue: WorkQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    for module in (queue_module, turns):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
+    for number in range(1000):
+        queue.add(Key("many", f"m{number}"), Priority.EDIT)
+    queue.add(Key("one", "m"))
+    taken = [await queue.take() for _ in range(20)]
+    assert Key("one", "m") not in taken
+    now += LONG_WAIT_SECONDS
+    taken = [await queue.take() for _ in range(MOST_EDITS + 1)]
+    assert Key("one", "m") in taken
+    assert sum(key.namespace == "many" for key in taken) == MOST_EDITS

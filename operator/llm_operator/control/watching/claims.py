@@ -1,11 +1,13 @@
 """The names that LLMDeployments claim, over all that one router serves."""
 
+from bisect import bisect_left, insort
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from engine_server.contract.api import Key
-from engine_server.contract.served_names import NameClaim, claimable, holders
+from engine_server.contract.served_names import NameClaim, Standing, claimable, standings
 from llm_operator.observed import Manifest
 
 
@@ -25,20 +27,25 @@ class Claims:
     """The current claim of every LLMDeployment, indexed by name."""
 
     by_key: dict[Key, NameClaim] = field(default_factory=dict)
-    _claimants: defaultdict[str, set[Key]] = field(default_factory=lambda: defaultdict(set))
+    # Of each name in order: the first holds it.
+    _standings: defaultdict[str, list[Standing]] = field(default_factory=lambda: defaultdict(list))
 
     def put(self, key: Key, claim: NameClaim | None) -> set[Key]:
-        """Replace or remove the claim of `key`; return the others that claim a name which changes by it."""
-        before = self.by_key.get(key)
-        if claim == before:
-            return set()
-        affected: set[Key] = set()
-        if before is not None:
-            del self.by_key[key]
-            affected |= self._withdraw(before)
+        """Replace or remove the claim of `key`; return the others that claim a name with another holder by it."""
+        before = self.by_key.pop(key, None)
         if claim is not None:
             self.by_key[key] = claim
-            affected |= self._register(claim)
+        if claim == before:
+            return set()
+        names = {name for each in (before, claim) if each is not None for name in each.names}
+        held = self._holders(names)
+        if before is not None:
+            self._withdraw(before)
+        if claim is not None:
+            for name, standing in standings(claim):
+                insort(self._standings[name], standing)
+        changed = [name for name, holder in self._holders(names).items() if holder != held[name]]
+        affected = {each.key for name in changed for each in self._standings.get(name, ())}
         return affected - {key}
 
     def held_by_others(self, key: Key) -> tuple[tuple[str, str], ...]:
@@ -46,25 +53,16 @@ class Claims:
         own = self.by_key.get(key)
         if own is None:
             return ()
-        contenders = {other for name in own.served_names for other in self._claimants[name]}
-        table = holders(self.by_key[other] for other in contenders)
-        current = [(name, table[name].key) for name in sorted(set(own.served_names))]
+        current = [(name, self._standings[name][0].key) for name in sorted(set(own.served_names))]
         return tuple((name, str(holder)) for name, holder in current if holder != key)
 
-    def _register(self, claim: NameClaim) -> set[Key]:
-        """Add `claim` to the index; return the claimants of its names."""
-        affected: set[Key] = set()
-        for name in claim.names:
-            self._claimants[name].add(claim.key)
-            affected |= self._claimants[name]
-        return affected
+    def _holders(self, names: Iterable[str]) -> dict[str, Key | None]:
+        found = {name: self._standings.get(name) for name in names}
+        return {name: listed[0].key if listed else None for name, listed in found.items()}
 
-    def _withdraw(self, claim: NameClaim) -> set[Key]:
-        """Remove `claim` from the index; return the claimants that its names had."""
-        affected: set[Key] = set()
-        for name in claim.names:
-            affected |= self._claimants[name]
-            self._claimants[name].discard(claim.key)
-            if not self._claimants[name]:
-                del self._claimants[name]
-        return affected
+    def _withdraw(self, claim: NameClaim) -> None:
+        for name, standing in standings(claim):
+            listed = self._standings[name]
+            del listed[bisect_left(listed, standing)]
+            if not listed:
+                del self._standings[name]

@@ -10,10 +10,12 @@ import aiohttp
 import kopf
 from kopf._cogs.clients import watching
 
+from engine_server.contract.api import Key
 from engine_server.contract.labels import LLMDEPLOYMENT_LABEL
 from llm_operator.control.cluster import REQUEST_SECONDS, Access, reload_credentials
-from llm_operator.control.queue import Priority, WorkQueue
+from llm_operator.control.queue import WorkQueue
 from llm_operator.control.resources import LLMDEPLOYMENTS, WATCHED, Resource
+from llm_operator.control.turns import Priority
 from llm_operator.control.watching.pages import KOPF_PAGE_SIZE, Pages
 from llm_operator.control.watching.shallow_response import ShallowResponse
 from llm_operator.control.watching.store import Ref, Store, version_of
@@ -104,8 +106,9 @@ def on_event(resource: Resource, store: Store, queue: WorkQueue) -> Handler:
             affected = store.remove(Ref.of(resource, manifest), version_of(manifest))
         else:
             affected = store.put(resource, manifest)
-        for key in affected:
-            queue.add(key, Priority.EDIT if resource == LLMDEPLOYMENTS else Priority.EVENT)
+        edited = Key.of(manifest) if resource == LLMDEPLOYMENTS else None
+        for key in affected:  # others when a name that they claim has another holder
+            queue.add(key, Priority.EDIT if key == edited else Priority.EVENT)
 
     return changed
 

@@ -15,9 +15,10 @@ import kopf
 from llm_operator import metrics
 from llm_operator.control.api_errors import FAILURES, describe, is_missing, outage_seconds
 from llm_operator.control.cluster import REQUEST_SECONDS, Access, Cluster
-from llm_operator.control.queue import Priority, WorkQueue
+from llm_operator.control.queue import WorkQueue
 from llm_operator.control.resources import LLMDEPLOYMENTS, PODS, WATCHED, Resource
 from llm_operator.control.tracing import Watch, counting, following
+from llm_operator.control.turns import Priority
 from llm_operator.control.watching import handlers
 from llm_operator.control.watching.pages import Pages
 from llm_operator.control.watching.relist import Relist

@@ -7,8 +7,9 @@ import kopf
 import pytest
 import yaml
 from llm_operator.control.cluster import load_configuration
-from llm_operator.control.queue import Priority, WorkQueue
+from llm_operator.control.queue import WorkQueue
 from llm_operator.control.resources import CHILDREN, LLMDEPLOYMENTS
+from llm_operator.control.turns import Priority
 from llm_operator.control.watching import handlers
 from llm_operator.control.watching.handlers import on_event
 from llm_operator.control.watching.pages import Pages

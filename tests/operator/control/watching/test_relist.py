@@ -12,8 +12,9 @@ from fault_proxy import FaultProxy, status
 from kubernetes.aio.client import ApiClient
 from llm_operator.control import cluster as clusters
 from llm_operator.control.cluster import Cluster, load_configuration
-from llm_operator.control.queue import Priority, WorkQueue
+from llm_operator.control.queue import WorkQueue
 from llm_operator.control.resources import CHILDREN, LLMDEPLOYMENTS, PODS, WATCHED
+from llm_operator.control.turns import Priority
 from llm_operator.control.watching import handlers, pages, relist
 from llm_operator.control.watching import informer as informers
 from llm_operator.control.watching.informer import Informer

@@ -114,7 +114,7 @@ def test_readers_cannot_change_what_is_stored() -> None:
     assert port(store) == 5
 
 
-def test_a_changed_claim_affects_the_others_that_claim_the_name() -> None:
+def test_a_changed_claim_affects_the_others_whose_name_has_another_holder_by_it() -> None:
     store = Store()
 
     def llmdeployment(name: str, version: int, *served: str) -> dict[str, Any]:
@@ -123,8 +123,8 @@ def test_a_changed_claim_affects_the_others_that_claim_the_name() -> None:
 
     store.put(LLMDEPLOYMENTS, llmdeployment("a", 1, "llama"))
 
-    assert store.put(LLMDEPLOYMENTS, llmdeployment("b", 2, "llama")) == {KEY, Key("default", "b")}
-    assert store.remove(Ref(LLMDEPLOYMENTS, "default", "b"), 3) == {KEY, Key("default", "b")}
+    assert store.put(LLMDEPLOYMENTS, llmdeployment("b", 2, "llama")) == {Key("default", "b")}
+    assert store.remove(Ref(LLMDEPLOYMENTS, "default", "a"), 3) == {KEY, Key("default", "b")}
 
 
 def test_a_deletion_is_forgotten_with_the_first_list_that_is_not_older() -> None:
