@@ -79,9 +79,12 @@ class PodAdapters(NamedTuple):
     """The last answer of a pod about its adapters."""
 
     replica: Replica
+    # Of the wanted adapters; the URI is empty if it is another one than the wanted.
     states: tuple[AdapterState, ...] = ()
     # Why it did not answer; empty if it did.
     problem: str = ""
+    # It serves adapters that are not wanted.
+    serves_others: bool = False
 
 
 def workload_key(name: str) -> ChildKey:

@@ -3,14 +3,15 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 from aiohttp import ClientTimeout
 
-from engine_server.contract.adapters import ADAPTERS_PATH, AdapterStates, WantedAdapters
+from engine_server.contract.adapters import ADAPTERS_PATH, AdapterState, AdapterStates, WantedAdapters
 from engine_server.contract.api import Key
 from engine_server.contract.labels import ADMIN_PORT
+from engine_server.contract.quoting import shorten
 from llm_operator.control.pod_questions import PodQuestions
 from llm_operator.observed import PodAdapters, Replica
 
@@ -22,8 +23,10 @@ LONGEST_DELAY_SECONDS = 300.0
 # A list that was reached is sent again at this interval, since others may have changed it.
 REPEAT_SECONDS = 300.0
 TIMEOUT = ClientTimeout(total=5, connect=2)
-# A longer answer is not an engine's.
-LARGEST_ANSWER = 1 << 20
+# In characters.
+LONGEST_ERROR = 1000
+# Of as many adapters as a spec may have, with the longest names, URIs and errors, in UTF-8.
+LARGEST_ANSWER = 64 * (4 * (64 + 1024 + LONGEST_ERROR) + 256)
 REFUSALS = {
     401: "the admin API does not accept the operator's key",
     404: "the engine's image has no adapters",
@@ -34,9 +37,10 @@ REFUSALS = {
 class Goal:
     """The adapters that engines of one LLMDeployment should serve, and the key of their admin API."""
 
-    # None for engines of another model, which are only asked for those that they serve.
-    wanted: WantedAdapters | None
+    wanted: WantedAdapters
     key: str = field(repr=False)
+    # False for engines of another model, which are only asked for what they serve.
+    is_sent: bool = True
 
 
 @dataclass(slots=True)
@@ -64,11 +68,16 @@ class Push:
         answer = self.answer
         if answer is None or answer.problem:
             return False
-        return (
-            self.goal.wanted is None
-            or {each.name: each.uri for each in answer.states if each.state == "ready"}
-            == self.goal.wanted.by_name()
-        )
+        if not self.goal.is_sent:
+            return True
+        served = {each.name: each.uri for each in answer.states if each.state == "ready"}
+        return served == self.goal.wanted.by_name() and not answer.serves_others
+
+    @property
+    def num_settled(self) -> int:
+        """The number of wanted adapters that are ready or have failed."""
+        states = self.answer.states if self.answer is not None else ()
+        return sum(each.state != "loading" for each in states)
 
 
 @dataclass(slots=True)
@@ -105,7 +114,7 @@ class AdapterPusher:
         known = self.pushes.setdefault(key, {})
         goals: dict[Replica, Goal] = {}
         if goal is not None:
-            goals = dict.fromkeys(replicas, goal) | dict.fromkeys(others, Goal(None, goal.key))
+            goals = dict.fromkeys(replicas, goal) | dict.fromkeys(others, replace(goal, is_sent=False))
         for replica in known.keys() - goals.keys():
             push = known.pop(replica)
             if push.task is not None:
@@ -140,13 +149,22 @@ class AdapterPusher:
         failures = 0
         while True:
             push.is_changed.clear()
-            await self._ask(key, push, "GET" if push.goal.wanted is None else "PUT")
-            while push.is_loading and not await is_set(push.is_changed, POLL_SECONDS):
-                await self._ask(key, push, "GET")
+            await self._ask(key, push, "PUT" if push.goal.is_sent else "GET")
+            await self._follow_loading(key, push)
             failures = 0 if push.is_reached else min(failures + 1, 16)
             delay = min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** (failures - 1))
             if await is_set(push.is_changed, delay if failures else REPEAT_SECONDS):
                 failures = 0
+
+    async def _follow_loading(self, key: Key, push: Push) -> None:
+        """Ask until nothing is loading any more, less and less often while answers change without progress."""
+        changes, settled, delay = 0, push.num_settled, POLL_SECONDS
+        while push.is_loading and not await is_set(push.is_changed, delay):
+            before = push.answer
+            await self._ask(key, push, "GET")
+            changes = 0 if push.num_settled > settled else changes + (push.answer != before)
+            settled = max(settled, push.num_settled)
+            delay = min(LONGEST_DELAY_SECONDS, POLL_SECONDS * 2 ** min(changes, 16))
 
     async def _ask(self, key: Key, push: Push, method: str) -> None:
         """Store the answer to a PUT with the list, or to a GET."""
@@ -157,7 +175,7 @@ class AdapterPusher:
 
     async def _call(self, namespace: str, push: Push, method: str) -> PodAdapters:
         """Return the answer of a replica. Without one, what it served last counts."""
-        last = push.answer.states if push.answer is not None else ()
+        last = push.answer or PodAdapters(push.replica)
         try:
             answer = await self.questions.ask(
                 namespace,
@@ -172,11 +190,29 @@ class AdapterPusher:
             )
             if answer.status != 200:
                 problem = REFUSALS.get(answer.status, f"the admin API answers {answer.status}")
-                return PodAdapters(push.replica, last, problem)
+                return last._replace(problem=problem)
             states = AdapterStates.decode(answer.body).adapters
         except ValueError as error:
-            return PodAdapters(push.replica, last, f"the admin API does not answer: {error}")
-        return PodAdapters(push.replica, tuple(states))
+            return last._replace(problem=f"the admin API does not answer: {error}")
+        return kept(push, states)
+
+
+def kept(push: Push, states: Sequence[AdapterState]) -> PodAdapters:
+    """Return what is kept of an answer, in which a pod may have written anything: what is asked about the wanted ones.
+
+    Of several states of one name the first is kept.
+    """
+    wanted = push.goal.wanted.by_name()
+    found: dict[str, AdapterState] = {}
+    for state in states:
+        if (uri := wanted.get(state.name)) is not None and state.name not in found:
+            found[state.name] = msgspec.structs.replace(
+                state,
+                uri=uri if state.uri == uri else "",
+                error=shorten(state.error, LONGEST_ERROR) if state.error else None,
+            )
+    others = any(state.state == "ready" and state.name not in wanted for state in states)
+    return PodAdapters(push.replica, tuple(found.values()), serves_others=others)
 
 
 async def is_set(event: asyncio.Event, seconds: float) -> bool:

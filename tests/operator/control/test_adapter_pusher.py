@@ -38,6 +38,10 @@ class Engine:
         self.broken: dict[str, str] = {}
         self.calls: list[str] = []
         self.hangs = False
+        # States beside those of the wanted adapters.
+        self.extra: list[AdapterState] = []
+        # The hash of what is being loaded changes with each answer.
+        self.restless = False
         self.key = "secret"
 
     async def handle(self, request: web.Request) -> web.Response:
@@ -48,14 +52,14 @@ class Engine:
             return web.Response(status=401)
         if request.method == "PUT":
             self.wanted = msgspec.json.decode(await request.read(), type=WantedAdapters).by_name()
-        states = AdapterStates([self.state(*item) for item in self.wanted.items()])
+        states = AdapterStates([*self.extra, *(self.state(*item) for item in self.wanted.items())])
         return web.Response(body=msgspec.json.encode(states))
 
     def state(self, name: str, uri: str) -> AdapterState:
         if uri in self.broken:
             return AdapterState(name, uri, "failed", None, self.broken[uri])
         if uri in self.loading:
-            return AdapterState(name, uri, "loading")
+            return AdapterState(name, uri, "loading", str(len(self.calls)) if self.restless else None)
         return AdapterState(name, uri, "ready", f"hash of {uri}")
 
 
@@ -133,8 +137,8 @@ async def test_replicas_of_another_model_get_no_list_and_report_what_they_serve(
     pusher.follow(KEY, goal(x="u"), (ONE, OTHER))
     await until_async(lambda: states(pusher, ONE) == states(pusher, OTHER) == {"x": "ready"})
 
-    pusher.follow(KEY, goal(y="v"), (ONE,), (OTHER,))
-    await until_async(lambda: states(pusher, ONE) == {"y": "ready"})
+    pusher.follow(KEY, goal(x="u", y="v"), (ONE,), (OTHER,))
+    await until_async(lambda: states(pusher, ONE) == {"x": "ready", "y": "ready"})
     await until_async(lambda: "GET" in engines[OTHER].calls)
 
     assert engines[OTHER].calls.count("PUT") == 1
@@ -275,3 +279,57 @@ async def test_an_operator_that_works_again_sends_every_list_again(
 
 def test_the_key_is_not_shown() -> None:
     assert "secret" not in repr(goal())
+
+
+async def test_of_an_answer_only_wanted_adapters_are_kept_and_errors_are_cut(
+    pusher: AdapterPusher, engines: dict[Replica, Engine]
+) -> None:
+    uris = {f"a{number}": "s3://bucket/" + "u" * 1000 for number in range(64)}
+    engines[ONE].extra = [AdapterState(f"other {number}", "u" * 100, "failed") for number in range(500)]
+    engines[ONE].broken = dict.fromkeys(uris.values(), "e" * 3000)
+
+    pusher.follow(KEY, goal(**uris), (ONE,))
+
+    await until_async(lambda: len(states(pusher, ONE)) == 64)
+    answer = pusher.answers(KEY)[ONE.pod]
+    assert not answer.problem
+    assert {each.name for each in answer.states} == uris.keys()
+    assert all(each.error == "e" * 997 + "..." for each in answer.states)
+    # The spec's own text, not a copy for each replica.
+    wanted = pusher.pushes[KEY][ONE].goal.wanted.by_name()
+    assert all(each.uri is wanted[each.name] for each in answer.states)
+
+
+async def test_a_replica_with_an_adapter_too_many_has_not_reached_its_goal(
+    pusher: AdapterPusher, engines: dict[Replica, Engine]
+) -> None:
+    engines[ONE].extra = [AdapterState("other", "u", "ready")]
+
+    pusher.follow(KEY, goal(x="v"), (ONE,))
+
+    await until_async(lambda: engines[ONE].calls.count("PUT") > 1)
+    assert states(pusher, ONE) == {"x": "ready"}
+    engines[ONE].extra = []
+    await until_async(lambda: pusher.pushes[KEY][ONE].is_reached)
+
+
+async def test_answers_that_change_without_progress_are_asked_for_less_and_less_often(
+    pusher: AdapterPusher, engines: dict[Replica, Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delays: list[float] = []
+
+    async def waited(event: asyncio.Event, seconds: float) -> bool:
+        delays.append(seconds)
+        await asyncio.sleep(0)
+        return event.is_set()
+
+    monkeypatch.setattr(adapter_pusher, "is_set", waited)
+    engines[ONE].loading.add("u")
+    engines[ONE].restless = True
+
+    pusher.follow(KEY, goal(x="u"), (ONE,))
+    await until_async(lambda: len(delays) >= 8)
+
+    assert delays[:8] == [adapter_pusher.POLL_SECONDS * 2**count for count in range(8)]
+    engines[ONE].loading.clear()
+    await until_async(lambda: states(pusher, ONE) == {"x": "ready"})
