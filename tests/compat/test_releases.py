@@ -29,6 +29,7 @@ NOT_RECORDED = {
     "labels.METRICS_PORT": "the chart has it",
     "labels.SERVICE_NAME_LABEL": "Kubernetes has it",
     "labels.REFETCHED_FOR_ANNOTATION": "it is written once a model was lost",
+    "labels.UNUSABLE_MODEL_ANNOTATION": "it is written for a model that no repetition makes usable",
 }
 
 
