@@ -67,7 +67,8 @@ class FetchPoller:
         for address in addresses:
             try:
                 answer = await self.questions.ask(namespace, address, ENGINE_PORT, PROGRESS_PATH)
-                return decode(decoder.decode, answer.body)
+                if answer.status == 200:
+                    return decode(decoder.decode, answer.body)
             except ValueError:
                 continue
         return None

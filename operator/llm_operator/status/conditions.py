@@ -19,6 +19,11 @@ from llm_operator.status.start import current_report
 # A Degraded message has at most so many problems.
 MOST_PROBLEMS = 3
 PAUSED = f"changes are not carried out while the annotation {PAUSED_ANNOTATION} is set"
+# With a place for how long it takes.
+FETCHED_IN_PODS = (
+    "the model is being fetched in each pod{}; model.cache fetches it once, before pods start, and is not bound by "
+    "rollout.progressDeadlineSeconds"
+)
 
 
 class Verdict(NamedTuple):
@@ -82,7 +87,7 @@ class Evidence:
             for problem in problems(judged, pod_spec)
         ]
         lasting = observed.refusal if is_lasting(observed.refusal) else None
-        found = (lasting, *of_pods, blockage(workload))
+        found = (lasting, *of_pods, blockage(workload, pods))
         known = [problem for problem in found if problem]
         failures = problems(failing_pods(judged, observed.replica_sets), pod_spec)
         return cls(
@@ -118,12 +123,17 @@ def is_lasting(refusal: Problem | None) -> bool:
     return refusal is not None and needs_person(refusal.reason)
 
 
-def blockage(workload: Manifest) -> Problem | None:
+def blockage(workload: Manifest, pods: Sequence[Manifest]) -> Problem | None:
     """Return the reason why the Deployment cannot create pods, or has given up waiting for them."""
     failure = condition(workload, "ReplicaFailure")
     if failure.get("status") == "True":
         return creation_problem(failure.get("reason", "ReplicaFailure"), failure.get("message", ""))
-    return deadline_problem(workload)
+    late = deadline_problem(workload)
+    if late is not None and is_fetching(pods):
+        return late._replace(
+            message=FETCHED_IN_PODS.format(", longer than rollout.progressDeadlineSeconds by now")
+        )
+    return late
 
 
 def deadline_problem(workload: Manifest) -> Problem | None:
@@ -192,8 +202,7 @@ def starting(evidence: Evidence) -> Verdict:
         return Verdict(
             False,
             Reason.FETCHING_MODEL,
-            "the model is being fetched in each pod; model.cache fetches it once, before pods start, and is not "
-            "bound by rollout.progressDeadlineSeconds",
+            FETCHED_IN_PODS.format(""),
         )
     return Verdict(False, Reason.STARTING, "pods are being started")
 
@@ -219,7 +228,7 @@ def progressing(evidence: Evidence) -> Verdict:
         return evidence.download._replace(holds=True)
     if evidence.is_complete:
         return Verdict(False, Reason.COMPLETE, f"{wanted} of {wanted} replicas are ready")
-    if evidence.is_counted and (reason := blockage(evidence.workload)):
+    if evidence.is_counted and (reason := blockage(evidence.workload, evidence.pods)):
         return Verdict(False, *reason)
     if evidence.is_counted and evidence.failures:
         return Verdict(False, *evidence.failures[0])

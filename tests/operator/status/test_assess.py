@@ -307,6 +307,16 @@ def test_is_degraded_when_a_rollout_exceeds_its_deadline() -> None:
     assert outcome(status, "Degraded") == ("True", "ProgressDeadlineExceeded")
 
 
+@pytest.mark.parametrize("kind", ["Ready", "Progressing", "Degraded"])
+def test_a_download_in_the_pods_beyond_the_deadline_names_the_remedy(kind: str) -> None:
+    late = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded", "message": "x"}
+    status = assessed(1, workload(1, conditions=[late]), fetch(state={"running": {}}))
+    found = find(status, kind)
+    assert found is not None and found.reason == "ProgressDeadlineExceeded"
+    assert "longer than rollout.progressDeadlineSeconds by now; model.cache fetches it once" in found.message
+    assert find(status, "Stalled") is None
+
+
 def test_a_refusal_comes_first_and_ends_progress() -> None:
     refusal = Problem("InvalidSpec", "spec.podTemplate.spec.hostPID: no")
     status = assessed(1, None, refusal=refusal)
