@@ -9,11 +9,14 @@ import pytest
 import yaml
 from chart_manifests import SET_IMAGE
 from kubernetes_client import STRATEGIC, Client, RefusedError
+from llm_operator.api.schema import SpecError
+from llm_operator.plan.pod import pod_security
+from pod_specs import POD_SPECS
 from waiting import until
 
 CHART = Path(__file__).parents[3] / "charts" / "fairlead"
 TEMPLATE = "templates/operator/admission-policy.yaml"
-POD = {"containers": [{"name": "engine", "image": "x"}], "serviceAccountName": "m-engine"}
+POD = {**POD_SPECS["confined"], "serviceAccountName": "m-engine"}
 LABELS = {"fairlead.dev/llmdeployment": "m"}
 REFUSED = "ValidatingAdmissionPolicy"
 
@@ -21,13 +24,7 @@ REFUSED = "ValidatingAdmissionPolicy"
 @pytest.fixture(scope="module")
 def policies(world: Any) -> Iterator[None]:
     """Apply the policies, for the operator's account of the test's namespace."""
-    helm = world.api_server.assets / "helm"
-    flags = ["--namespace", world.namespace, "--show-only", TEMPLATE, "--set", "admissionPolicy.enabled=true"]
-    flags += ["--set", "operator.serviceAccount.name=operator"]
-    rendered = subprocess.run(
-        [helm, "template", "fairlead", CHART, SET_IMAGE, *flags], check=True, capture_output=True, text=True
-    )
-    manifests = [each for each in yaml.safe_load_all(rendered.stdout) if each]
+    manifests = rendered(world, "admissionPolicy.releaseNamespace=true")
     world.apply(*manifests)
     yield
     for manifest in manifests:
@@ -35,6 +32,20 @@ def policies(world: Any) -> Iterator[None]:
             "DELETE",
             f"/apis/admissionregistration.k8s.io/v1/{plural(manifest)}/{manifest['metadata']['name']}",
         )
+
+
+def rendered(world: Any, *values: str) -> list[dict[str, Any]]:
+    """Return the policies of a release in the test's namespace."""
+    helm = world.api_server.assets / "helm"
+    given = ("admissionPolicy.enabled=true", "operator.serviceAccount.name=operator", *values)
+    flags = ["--namespace", world.namespace, "--show-only", TEMPLATE, *(f"--set={each}" for each in given)]
+    command = [helm, "template", "fairlead", CHART, SET_IMAGE, *flags]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return [each for each in yaml.safe_load_all(done.stdout) if each]
+
+
+def rules(documents: list[dict[str, Any]]) -> set[str]:
+    return {rule["expression"] for each in documents for rule in each["spec"].get("validations", ())}
 
 
 def plural(manifest: dict[str, Any]) -> str:
@@ -73,8 +84,14 @@ def deployment(**pod: Any) -> dict[str, Any]:
     return child("Deployment", {"spec": {"selector": {"matchLabels": LABELS}, "template": template}})
 
 
+def renamed(manifest: dict[str, Any], name: str) -> dict[str, Any]:
+    return {**manifest, "metadata": manifest["metadata"] | {"name": name}}
+
+
 def job(**pod: Any) -> dict[str, Any]:
-    return child("Job", {"spec": {"template": {"spec": {**POD, "restartPolicy": "Never", **pod}}}})
+    template = {"spec": {**POD, "restartPolicy": "Never", **pod}}
+    shared = {"fairlead.dev/llmdeployment": ""}
+    return child("Job", {"spec": {"template": template}}, name="model-0", labels=shared)
 
 
 def refusal(client: Client, manifest: dict[str, Any]) -> str:
@@ -99,12 +116,43 @@ def refusal(client: Client, manifest: dict[str, Any]) -> str:
         (deployment(volumes=[{"name": "v", "hostPath": {"path": "/"}}]), "no hostPath"),
         (deployment(containers=[{"name": "e", "image": "x", "securityContext": {"privileged": True}}]), "privileged"),
         (job(serviceAccountName="admin"), "the account NAME-engine"),
+        (job(serviceAccountName="other-engine"), "the account NAME-engine"),
+        (renamed(deployment(serviceAccountName="default"), "default"), "beginning of its own"),
+        (renamed(deployment(serviceAccountName="x-engine"), "x-engine"), "beginning of its own"),
+        (child("ConfigMap", {}, name="kube-root-ca.crt"), "beginning of its own"),
+        (child("ConfigMap", {}, labels={"fairlead.dev/llmdeployment": "other"}), "beginning of its own"),
+        (child("ConfigMap", {}, labels={"fairlead.dev/llmdeployment": ""}), "what several share"),
     ],
 )  # fmt: skip
 def test_the_operators_token_creates_nothing_with_another_owner_label_or_account(
     thief: Client, manifest: dict[str, Any], words: str
 ) -> None:
     assert words in refusal(thief, manifest)
+
+
+@pytest.mark.parametrize("name", POD_SPECS)
+def test_the_operators_token_runs_pods_of_the_standard_alone(thief: Client, name: str) -> None:
+    manifest = deployment(**POD_SPECS[name])
+    pod_template = manifest["spec"]["template"]
+    try:
+        pod_security.check(pod_template, "restricted", "")
+    except SpecError:
+        assert REFUSED in refusal(thief, manifest)
+    else:
+        thief.create(manifest, dryRun="All")
+
+
+@pytest.mark.parametrize("level", ["baseline", "any"])
+def test_rules_of_a_lower_standard_are_a_part_of_those_of_a_higher_one(world: Any, level: str) -> None:
+    highest, lower = (rules(rendered(world, f"engine.podSecurity={each}")) for each in ("restricted", level))
+    assert lower < highest
+    assert any("hostPath" in rule for rule in lower) == (level == "baseline")
+
+
+def test_the_releases_namespace_takes_a_value_of_its_own(world: Any) -> None:
+    refused = f"request.namespace != '{world.namespace}'"
+    assert refused in rules(rendered(world, "admissionPolicy.releaseNamespace=false"))
+    assert refused not in rules(rendered(world, f"watchNamespaces={{{world.namespace}}}"))
 
 
 def apply(client: Client, manifest: dict[str, Any]) -> None:
@@ -117,7 +165,7 @@ CONTROLLER = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "d", "uid":
 
 @pytest.mark.parametrize(
     ("name", "metadata"),
-    [("foreign", {}), ("controlled", {"labels": LABELS, "ownerReferences": [CONTROLLER]})],
+    [("m-foreign", {}), ("m-controlled", {"labels": LABELS, "ownerReferences": [CONTROLLER]})],
 )
 def test_the_operators_token_takes_and_deletes_no_object_of_others(
     world: Any, thief: Client, name: str, metadata: dict[str, Any]
@@ -136,15 +184,15 @@ def test_the_operators_token_takes_and_deletes_no_object_of_others(
 def test_the_operators_token_adopts_an_orphan_with_the_label_and_deletes_its_own(
     world: Any, thief: Client
 ) -> None:
-    orphan = child("ConfigMap", {}, owner=None, name="orphan")
+    orphan = child("ConfigMap", {}, owner=None, name="m-orphan")
     world.apply(orphan)
     with pytest.raises(RefusedError, match=REFUSED):
-        thief.delete("configmap", "orphan")
+        thief.delete("configmap", "m-orphan")
 
-    apply(thief, child("ConfigMap", {"data": {"a": "b"}}, name="orphan"))
-    thief.delete("configmap", "orphan")
+    apply(thief, child("ConfigMap", {"data": {"a": "b"}}, name="m-orphan"))
+    thief.delete("configmap", "m-orphan")
 
-    assert world.find("configmap", "orphan") is None
+    assert world.find("configmap", "m-orphan") is None
 
 
 def test_a_template_that_the_policies_refuse_by_now_is_scaled_and_not_changed(
