@@ -32,11 +32,10 @@ class FakeApi:
         if "watch" not in request.query:
             self.lists += 1
             start = int(request.query.get("continue") or 0)
-            more = start + self.page < len(self.items[kind])
-            list_metadata = {"resourceVersion": "7", **({"continue": str(start + self.page)} if more else {})}
-            return web.json_response(
-                {"metadata": list_metadata, "items": self.items[kind][start : start + self.page]}
-            )
+            end = start + min(self.page, int(request.query.get("limit", self.page)))
+            more = {"continue": str(end)} if end < len(self.items[kind]) else {}
+            items = self.items[kind][start:end]
+            return web.json_response({"metadata": {"resourceVersion": "7", **more}, "items": items})
         response = web.StreamResponse()
         await response.prepare(request)
         while (data := await self.watches[kind].get()) is not None:

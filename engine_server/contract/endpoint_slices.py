@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from engine_server.contract.api import Key
-from engine_server.contract.kubernetes_objects import Object
+from engine_server.contract.kubernetes_objects import Metadata, Object
 from engine_server.contract.labels import LLMDEPLOYMENT_LABEL, SERVICE_NAME_LABEL, child_name
 from engine_server.contract.ranges import PortNumber
 
@@ -45,9 +45,23 @@ class Port(msgspec.Struct):
     port: PortNumber | None = None
 
 
+class SliceLabels(msgspec.Struct):
+    """The labels that are read. Those of a Service are copied to its slices, and may have a megabyte."""
+
+    deployment: str = msgspec.field(default="", name=LLMDEPLOYMENT_LABEL)
+    service: str = msgspec.field(default="", name=SERVICE_NAME_LABEL)
+
+
+class SliceMetadata(Metadata, rename="camel"):
+    """The metadata of an EndpointSlice."""
+
+    labels: SliceLabels = msgspec.field(default_factory=SliceLabels)
+
+
 class EndpointSlice(Object, rename="camel"):
     """Addresses of pods of one Service. Several slices may belong to it, by size and address family."""
 
+    metadata: SliceMetadata
     address_type: str = "IPv4"
     endpoints: list[SliceEndpoint] | None = None
     ports: list[Port] | None = None
@@ -56,10 +70,9 @@ class EndpointSlice(Object, rename="camel"):
     def owner(self) -> Key | None:
         """The key of the deployment; None for a slice of another Service than its own, which may have its label."""
         labels = self.metadata.labels
-        name = labels.get(LLMDEPLOYMENT_LABEL, "")
-        if labels.get(SERVICE_NAME_LABEL) != child_name(name):
+        if labels.service != child_name(labels.deployment):
             return None
-        return Key(self.metadata.namespace, name)
+        return Key(self.metadata.namespace, labels.deployment)
 
     def port(self, name: str) -> int | None:
         """Return the port of this name, None without one."""

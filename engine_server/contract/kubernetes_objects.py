@@ -20,7 +20,6 @@ class Metadata(msgspec.Struct, rename="camel"):
     # Grows with each change of the spec.
     generation: Total = 0
     creation_timestamp: datetime | None = None
-    labels: dict[str, str] = {}
 
 
 class Object(msgspec.Struct):

@@ -55,6 +55,12 @@ WATCH_AGE = Gauge(
     ["resource", "namespace"],
     registry=REGISTRY,
 )
+NOT_KEPT = Gauge(
+    "fairlead_operator_objects_not_kept",
+    "Objects of a namespace that are read again at each look, since it has more than the operator keeps.",
+    ["namespace"],
+    registry=REGISTRY,
+)
 NAMESPACE_MISSING = Gauge(
     "fairlead_operator_namespace_missing",
     "1 while a watched namespace does not exist or may not be read.",

@@ -13,6 +13,7 @@ from kubernetes.aio.config import load_incluster_config, load_kube_config
 from engine_server.contract.api import Key
 from engine_server.contract.labels import FIELD_MANAGER
 from engine_server.contract.nesting import decode_shallow
+from engine_server.contract.page_size import AnswerTooLargeError, read_bounded
 from llm_operator.control.resources import LLMDEPLOYMENTS, child_path
 from llm_operator.control.tracing import counting
 from llm_operator.observed import ChildKey, Manifest
@@ -85,15 +86,19 @@ class Cluster:
         body: Body | None = None,
         content_type: str = "application/json",
         query: Mapping[str, str] | None = None,
+        largest: int | None = None,
     ) -> bytes:
-        """Call the API server and return its answer. Credentials that it refuses are read again once."""
+        """Call the API server and return its answer. Credentials that it refuses are read again once.
+
+        Raises AnswerTooLargeError for one of more than `largest` bytes.
+        """
         try:
-            return await self._request(method, path, body, content_type, query)
+            return await self._request(method, path, body, content_type, query, largest)
         except ApiException as error:
             if error.status != 401:
                 raise
         await reload_credentials(self.api.configuration)
-        return await self._request(method, path, body, content_type, query)
+        return await self._request(method, path, body, content_type, query, largest)
 
     async def _request(
         self,
@@ -102,6 +107,7 @@ class Cluster:
         body: Body | None,
         content_type: str,
         query: Mapping[str, str] | None,
+        largest: int | None,
     ) -> bytes:
         request = await self.api.param_serialize(
             method,
@@ -112,7 +118,11 @@ class Cluster:
             auth_settings=["BearerToken"],
         )
         response = await self.api.call_api(*request, _request_timeout=REQUEST_SECONDS)
-        answer = await response.response.read()
+        try:
+            answer = await read_bounded(response.response.content.iter_any(), largest)
+        except AnswerTooLargeError:
+            response.response.close()
+            raise
         self.answers += 1
         if not 200 <= response.status < 300:
             raise ApiException.from_response(http_resp=response, body=answer.decode(), data=None)

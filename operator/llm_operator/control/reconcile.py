@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -26,12 +27,19 @@ from llm_operator.control.pace import Pace
 from llm_operator.control.pod_questions import PodQuestions
 from llm_operator.control.queue import LONGEST_DELAY_SECONDS, WorkQueue
 from llm_operator.control.record import Record, marked
-from llm_operator.control.resources import CHILDREN, LLMDEPLOYMENTS
+from llm_operator.control.resources import (
+    CHILD_KINDS,
+    CHILDREN,
+    LLMDEPLOYMENTS,
+    PODS,
+    REPLICA_SETS,
+    Resource,
+)
 from llm_operator.control.root_keys import RootKeys
 from llm_operator.control.start_poller import StartPoller
 from llm_operator.control.status_writer import StatusWriter
 from llm_operator.control.turns import Priority
-from llm_operator.control.watching.store import Store
+from llm_operator.control.watching.store import Ref, Store, child_key
 from llm_operator.control.watching.trim import trimmed
 from llm_operator.observed import ChildKey, KeyHashes, Manifest, Observed, Problem, workload_key
 from llm_operator.plan.decide import Decision, decide
@@ -147,7 +155,7 @@ class Reconciler:
 
     async def reconcile(self, key: Key) -> float | None:
         """Carry out one LLMDeployment. Return the seconds after which to do so again without an event, if ever."""
-        manifest = self.store.llmdeployment(key)
+        manifest, unread = await self.read(key)
         if manifest is None:
             self.forget(key)
             return None
@@ -155,7 +163,7 @@ class Reconciler:
             self.let_go(key)
             return None
         manifest = self.store.llmdeployment(key) or manifest
-        observed, decision = await self.decide(key, manifest)
+        observed, decision = await self.decide(key, manifest, unread)
         await self.before_scale_down(key, decision.plan, observed)
         observed, failure = await self.carry_out(key, decision, observed)
         if cache := decision.plan.fetches:
@@ -209,7 +217,20 @@ class Reconciler:
         self.adapter_pusher.forget(key)
         metrics.STATUS.remove(key)
 
-    async def decide(self, key: Key, manifest: Manifest) -> tuple[Observed, Decision]:
+    async def read(self, key: Key) -> tuple[Manifest | None, dict[Ref, Manifest]]:
+        """Return an LLMDeployment, None if there is none, and those of its objects that the store has no room for."""
+        refs = self.store.unread(key)
+        found = await asyncio.gather(*(self.cluster.find(ref.path) for ref in refs))
+        unread = {
+            ref: trimmed(ref.resource, each)
+            for ref, each in zip(refs, found, strict=True)
+            if each is not None
+        }
+        return self.store.llmdeployment(key) or unread.get(Ref(LLMDEPLOYMENTS, *key)), unread
+
+    async def decide(
+        self, key: Key, manifest: Manifest, unread: Mapping[Ref, Manifest]
+    ) -> tuple[Observed, Decision]:
         """Observe and decide, again once planned children that are not watched were looked up.
 
         A foreign object may have such a child's name; only objects with our label are watched.
@@ -218,7 +239,7 @@ class Reconciler:
         looked_up: dict[ChildKey, Manifest | None] = {}
         while True:
             observed = replace(
-                self.observe(key, manifest, looked_up), default_pull_secrets=default_pull_secrets
+                self.observe(key, manifest, looked_up, unread), default_pull_secrets=default_pull_secrets
             )
             decision = decide(observed, self.settings)
             unknown = sorted(decision.plan.apply.keys() - observed.children.keys() - looked_up.keys())
@@ -226,15 +247,22 @@ class Reconciler:
                 return observed, decision
             looked_up |= await self.cluster.look_up(key.namespace, unknown)
 
-    def observe(self, key: Key, manifest: Manifest, looked_up: dict[ChildKey, Manifest | None]) -> Observed:
+    def observe(
+        self,
+        key: Key,
+        manifest: Manifest,
+        looked_up: Mapping[ChildKey, Manifest | None],
+        unread: Mapping[Ref, Manifest],
+    ) -> Observed:
         found = {child: existing for child, existing in looked_up.items() if existing is not None}
-        children = found | self.store.children(key)
+        read = {child_key(ref): each for ref, each in unread.items() if ref.resource in CHILD_KINDS}
+        children = found | read | self.store.children(key)
         workload = children.get(workload_key(key.name), {})
-        replica_sets = owned_by(workload, self.store.replica_sets(key))
+        replica_sets = owned_by(workload, self.all_of(REPLICA_SETS, key, unread))
         return Observed(
             subject=manifest,
             children=children,
-            pods=owned_pods(self.store.pods(key), replica_sets),
+            pods=owned_pods(self.all_of(PODS, key, unread), replica_sets),
             replica_sets=replica_sets,
             start_report=self.start_poller.reports.get(key),
             pod_adapters=self.adapter_pusher.answers(key),
@@ -243,6 +271,10 @@ class Reconciler:
             key_hashes=self.root_keys.hashes(manifest["metadata"]["uid"]) if self.root_keys else KeyHashes(),
             now=datetime.now(UTC),
         )
+
+    def all_of(self, resource: Resource, key: Key, unread: Mapping[Ref, Manifest]) -> tuple[Manifest, ...]:
+        read = (each for ref, each in unread.items() if ref.resource == resource)
+        return (*self.store.objects(resource, key), *read)
 
     async def before_scale_down(self, key: Key, goal: Plan, observed: Observed) -> None:
         """Write the deletion costs of pods, if the plan removes some of them but not all."""

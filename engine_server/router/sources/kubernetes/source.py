@@ -20,10 +20,6 @@ from engine_server.router.sources.kubernetes.objects import LLMDeployment
 from engine_server.router.sources.kubernetes.start import ScaleFromZero, find_obstacle
 from engine_server.router.sources.kubernetes.watch import Watch
 
-# A page is in memory as a whole, and an LLMDeployment has up to 1.5 MB.
-DEPLOYMENTS_PAGE_SIZE = 25
-SLICES_PAGE_SIZE = 500
-
 
 class KubernetesSource:
     """Watches the LLMDeployments and EndpointSlices of some namespaces, or of the whole cluster if none is given."""
@@ -41,9 +37,7 @@ class KubernetesSource:
         self._watches: list[tuple[str, str, Watch[LLMDeployment] | Watch[EndpointSlice]]] = []
         for namespace in namespaces or (None,):
             path = collection_path(namespace)
-            deployments = Watch(
-                access, path, LLMDeployment, self._on_deployment, page_size=DEPLOYMENTS_PAGE_SIZE
-            )
+            deployments = Watch(access, path, LLMDeployment, self._on_deployment)
             scope = f"/namespaces/{namespace}" if namespace else ""
             path = f"/apis/discovery.k8s.io/v1{scope}/endpointslices"
             slices = Watch(
@@ -52,7 +46,7 @@ class KubernetesSource:
                 EndpointSlice,
                 self._on_slice,
                 selector=LLMDEPLOYMENT_LABEL,
-                page_size=SLICES_PAGE_SIZE,
+                is_wanted=lambda one: one.owner is not None,
             )
             self._watches += [
                 (KIND, namespace or "", deployments),

@@ -13,6 +13,7 @@ import msgspec
 from engine_server.contract.kubernetes_objects import Identity, Object
 from engine_server.contract.lines import lines
 from engine_server.contract.nesting import decode_shallow
+from engine_server.contract.page_size import AnswerTooLargeError, PageSize, read_bounded
 from engine_server.router.backoff import Backoff
 from engine_server.router.sources.kubernetes.access import Access
 from engine_server.router.sources.kubernetes.objects import Message
@@ -23,6 +24,9 @@ log = logging.getLogger(__name__)
 WATCH_SECONDS = 60
 RELIST_SECONDS = 300.0
 LIST_TIMEOUT_SECONDS = 30.0
+# Objects on a page: on the first, and at most.
+FIRST_ON_PAGE = 25
+MOST_ON_PAGE = 500
 CONNECT_TIMEOUT_SECONDS = 5.0
 # Between attempts after failures, doubling up to the longest.
 FIRST_PAUSE_SECONDS = 0.5
@@ -78,9 +82,9 @@ class Watch(Generic[T]):
         kind: type[T],
         on_change: Callable[[T, bool], None],
         selector: str = "",
-        *,
-        page_size: int,
+        is_wanted: Callable[[T], bool] = lambda _: True,
     ) -> None:
+        """is_wanted: returns False for an object that is treated as if it did not exist."""
         self._objects: dict[Identity, T] = {}
         # Why objects could not be decoded when they were read last.
         self._unreadable: dict[Identity, str] = {}
@@ -97,7 +101,8 @@ class Watch(Generic[T]):
         self._access = access
         self._path = path
         self._query = {"labelSelector": selector} if selector else {}
-        self._page_size = page_size
+        self._size = PageSize(MOST_ON_PAGE, FIRST_ON_PAGE)
+        self._is_wanted = is_wanted
         self._decoder = msgspec.json.Decoder(kind)
         self._on_change = on_change
 
@@ -129,14 +134,13 @@ class Watch(Generic[T]):
     async def _list(self, session: aiohttp.ClientSession) -> str:
         """List all objects, report the differences, and return the list's version."""
         found: dict[Identity, T] = {}
-        query = {**self._query, "limit": str(self._page_size)}
+        query = dict(self._query)
         while True:
-            async with self._get(session, query, LIST_TIMEOUT_SECONDS) as response:
-                page = decode_shallow(PAGE.decode, await response.read())
+            page = await self._page(session, query)
             for raw in page.items:
                 head = HEAD.decode(raw)
                 item = self._read(head, raw) or self._objects.get(head.identity)
-                if item is not None:
+                if item is not None and self._is_wanted(item):
                     found[head.identity] = item
             if not page.metadata.continue_:
                 break
@@ -146,6 +150,22 @@ class Watch(Generic[T]):
                 self._change(item, identity in found)
         self.synced, self.refused = True, False
         return page.metadata.resource_version
+
+    async def _page(self, session: aiohttp.ClientSession, query: dict[str, str]) -> Page:
+        """Return the next page. A smaller one is asked for if it is too large, or does not come in time."""
+        size = self._size
+        while True:
+            try:
+                limited = query | {"limit": str(size.limit)}
+                async with self._get(session, limited, LIST_TIMEOUT_SECONDS) as response:
+                    text = await read_bounded(response.content.iter_any(), size.largest)
+            except (TimeoutError, AnswerTooLargeError):
+                if not size.refused():
+                    raise
+            else:
+                page = decode_shallow(PAGE.decode, text)
+                size.answered(len(page.items), len(text))
+                return page
 
     def _read(self, head: Object, raw: msgspec.Raw) -> T | None:
         """Return an object, None if it cannot be decoded."""
@@ -203,7 +223,9 @@ class Watch(Generic[T]):
                 else:
                     item = self._read(head, event.object)
                 if item is not None:
-                    self._change(item, event.type != "DELETED")
+                    exists = event.type != "DELETED" and self._is_wanted(item)
+                    if exists or head.identity in self._objects:
+                        self._change(item, exists)
         return version
 
     @asynccontextmanager

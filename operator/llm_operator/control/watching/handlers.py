@@ -12,6 +12,7 @@ from kopf._cogs.clients import watching
 
 from engine_server.contract.api import Key
 from engine_server.contract.labels import LLMDEPLOYMENT_LABEL
+from engine_server.contract.page_size import AnswerTooLargeError
 from llm_operator.control.cluster import REQUEST_SECONDS, Access, reload_credentials
 from llm_operator.control.queue import WorkQueue
 from llm_operator.control.resources import LLMDEPLOYMENTS, WATCHED, Resource
@@ -78,23 +79,32 @@ def login(
 
 
 def small_pages(pages: Pages) -> aiohttp.ClientMiddlewareType:
-    """Return a middleware that gives the pages of LLMDeployments their size. kopf has one size for all kinds."""
+    """Return a middleware that gives the pages of each kind their size. kopf has one size for all kinds."""
+    kinds = {resource.plural: resource for resource in WATCHED}
 
     async def ask(
         request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        if not request.url.path.endswith(f"/{LLMDEPLOYMENTS.plural}") or "limit" not in request.url.query:
+        resource = kinds.get(request.url.name)
+        if resource is None or "limit" not in request.url.query:
             return await handler(request)
-        request.url = request.url.update_query(limit=pages.limit)
-        try:
-            response = await handler(request)
-            await response.read()
-        # The session's time is up.
-        except (TimeoutError, asyncio.CancelledError):
-            pages.timed_out()
-            raise
-        pages.answered()
-        return response
+        size = pages.of(resource)
+        while True:
+            request.url = request.url.update_query(limit=min(KOPF_PAGE_SIZE, size.limit))
+            response = None
+            try:
+                response = await handler(request)
+                await response.read()
+                return response
+            except AnswerTooLargeError:
+                if response is not None:
+                    response.close()
+                if not size.refused():
+                    raise
+            # The session's time is up.
+            except (TimeoutError, asyncio.CancelledError):
+                size.refused()
+                raise
 
     return ask
 

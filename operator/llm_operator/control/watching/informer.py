@@ -61,7 +61,7 @@ class Informer:
     pages: Pages = field(init=False)
 
     def __post_init__(self) -> None:
-        self.pages = Pages(self.store)
+        self.pages = Pages()
         self.watches = [Watch(resource, self.namespace) for resource in WATCHED]
         metrics.NAMESPACE_MISSING.labels(self.namespace).set(0)
 

@@ -1,36 +1,23 @@
-"""The sizes of the pages in which objects are listed, by kopf and by relists."""
+"""The sizes of the pages in which kopf and relists list the objects of each kind."""
 
-from dataclasses import dataclass
+from engine_server.contract.page_size import PageSize
+from llm_operator.control.resources import LLMDEPLOYMENTS, Resource
 
-from llm_operator.control.resources import LLMDEPLOYMENTS
-from llm_operator.control.watching.store import Store
-
+# Objects on a page, at most. kopf starts a task for each object on one.
 PAGE_SIZE = 250
-# kopf decodes a page as a whole, and starts a task for each object on it.
 KOPF_PAGE_SIZE = 50
-# An LLMDeployment has up to 1.5 MB, and up to 25 times as much once kopf has decoded it, a page as a whole.
+# An LLMDeployment has up to 1.5 MB, and up to 25 times as much once kopf has decoded it.
 MOST_LLMDEPLOYMENTS = 25
-PAGE_BYTES = 4 << 20
+# Objects on the first page, before any size is known.
+FIRST_PAGE_SIZE = 25
 
 
-@dataclass(slots=True)
 class Pages:
-    """The number of LLMDeployments on a page: as many as the largest known one and the API server's speed allow."""
+    """The page sizes by kind."""
 
-    store: Store
-    most: int = MOST_LLMDEPLOYMENTS
+    def __init__(self) -> None:
+        self._sizes: dict[Resource, PageSize] = {}
 
-    @property
-    def limit(self) -> int:
-        fitting = PAGE_BYTES // max(1, self.store.largest(LLMDEPLOYMENTS))
-        return max(1, min(self.most, fitting))
-
-    def answered(self) -> None:
-        """Record that a page was answered: the next one may be larger."""
-        self.most = min(MOST_LLMDEPLOYMENTS, self.most + 1)
-
-    def timed_out(self) -> bool:
-        """Record that a page was not answered in time; return True if a smaller one may be."""
-        limit = self.limit
-        self.most = max(1, limit // 2)
-        return limit > 1
+    def of(self, resource: Resource) -> PageSize:
+        most = MOST_LLMDEPLOYMENTS if resource == LLMDEPLOYMENTS else PAGE_SIZE
+        return self._sizes.setdefault(resource, PageSize(most, min(most, FIRST_PAGE_SIZE)))

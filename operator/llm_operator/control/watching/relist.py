@@ -9,9 +9,10 @@ import msgspec
 from engine_server.contract.api import Key
 from engine_server.contract.labels import LLMDEPLOYMENT_LABEL
 from engine_server.contract.nesting import decode_shallow
+from engine_server.contract.page_size import AnswerTooLargeError
 from llm_operator.control.cluster import Cluster
 from llm_operator.control.resources import LLMDEPLOYMENTS, Resource
-from llm_operator.control.watching.pages import PAGE_SIZE, Pages
+from llm_operator.control.watching.pages import Pages
 from llm_operator.control.watching.store import Ref, Store
 from llm_operator.observed import Manifest
 
@@ -53,7 +54,7 @@ class Relist:
     cluster: Cluster
     store: Store
     namespace: str
-    llmdeployment_pages: Pages
+    sizes: Pages
 
     async def run(self, resource: Resource) -> AsyncIterator[frozenset[Key]]:
         """List one kind; yield the LLMDeployments that each change affects. Raises `api_errors.FAILURES`.
@@ -90,22 +91,21 @@ class Relist:
         while True:
             text = await self.text(resource, query)
             page = decode_shallow(PAGE.decode, text)
+            self.sizes.of(resource).answered(len(page.items), len(text))
             yield page
             if not page.metadata.next_page:
                 return
             query["continue"] = page.metadata.next_page
 
     async def text(self, resource: Resource, query: Mapping[str, str]) -> bytes:
-        """Return the next page. Of large LLMDeployments a smaller one is asked for if it does not come in time."""
-        path, pages = resource.path(self.namespace), self.llmdeployment_pages
-        if resource != LLMDEPLOYMENTS:
-            return await self.cluster.request("GET", path, query={**query, "limit": str(PAGE_SIZE)})
+        """Return the next page. A smaller one is asked for if it is too large, or does not come in time."""
+        size = self.sizes.of(resource)
         while True:
+            limited = {**query, "limit": str(size.limit)}
             try:
-                text = await self.cluster.request("GET", path, query={**query, "limit": str(pages.limit)})
-            except TimeoutError:
-                if not pages.timed_out():
+                return await self.cluster.request(
+                    "GET", resource.path(self.namespace), query=limited, largest=size.largest
+                )
+            except (TimeoutError, AnswerTooLargeError):
+                if not size.refused():
                     raise
-            else:
-                pages.answered()
-                return text

@@ -8,6 +8,7 @@ import aiohttp
 
 from engine_server.contract.lines import lines
 from engine_server.contract.nesting import decode_shallow, shallow
+from engine_server.contract.page_size import LARGEST_PAGE_BYTES, read_bounded
 from llm_operator.control.resources import LLMDEPLOYMENTS
 
 
@@ -27,6 +28,21 @@ class ShallowLines:
         return getattr(self._content, name)
 
 
+class BoundedBody:
+    """The body of a page of a list, of which so many bytes are read."""
+
+    def __init__(self, content: aiohttp.StreamReader) -> None:
+        self._content = content
+
+    async def read(self, _: int = -1) -> bytes:
+        """Return the whole body. Raises AnswerTooLargeError."""
+        return await read_bounded(self._content.iter_any(), LARGEST_PAGE_BYTES)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what aiohttp itself asks of the stream."""
+        return getattr(self._content, name)
+
+
 class ShallowResponse(aiohttp.ClientResponse):
     """An answer with a list or a watch. The objects of all kinds but ours have a bounded depth."""
 
@@ -35,6 +51,8 @@ class ShallowResponse(aiohttp.ClientResponse):
         await super().start(connection)
         if self.url.path.endswith(f"/{LLMDEPLOYMENTS.plural}") and "watch" in self.url.query:
             self.content = ShallowLines(self.content)  # type: ignore[assignment]
+        elif self.url.query.get("limit", "1") != "1":
+            self.content = BoundedBody(self.content)  # type: ignore[assignment]
         return self
 
     async def json(self, **_: Any) -> Any:

@@ -15,8 +15,9 @@ from engine_server.contract import api
 from engine_server.contract.api import Key
 from engine_server.contract.labels import LLMDEPLOYMENT_LABEL
 from engine_server.contract.nesting import decode_shallow
-from llm_operator.control.resources import CHILD_KINDS, LLMDEPLOYMENTS, PODS, REPLICA_SETS, Resource
+from llm_operator.control.resources import CHILD_KINDS, LLMDEPLOYMENTS, Resource
 from llm_operator.control.watching.claims import Claims, claim_of
+from llm_operator.control.watching.room import Room
 from llm_operator.control.watching.scales import Scales
 from llm_operator.control.watching.trim import trimmed
 from llm_operator.observed import ChildKey, Manifest
@@ -32,6 +33,11 @@ class Ref(NamedTuple):
     namespace: str
     name: str
 
+    @property
+    def path(self) -> str:
+        """The path of the object in the API."""
+        return self.resource.path(self.namespace, self.name)
+
     @classmethod
     def of(cls, resource: Resource, manifest: Manifest) -> "Ref":
         return cls(resource, *Key.of(manifest))
@@ -42,7 +48,10 @@ class Entry(NamedTuple):
 
     version: int
     owners: frozenset[Key]
-    body: bytes
+    # None if it is not kept: it is nobody's, or its namespace has no room left.
+    body: bytes | None
+    # It has an owner, which may be another object, and Kubernetes deletes it with that.
+    is_owned: bool = True
 
 
 @dataclass(slots=True)
@@ -56,6 +65,7 @@ class Store:
     owned: defaultdict[Key, set[Ref]] = field(default_factory=lambda: defaultdict(set))
     # The resource versions of deletions, which a list that was started before them must not undo.
     deletions: dict[Ref, int] = field(default_factory=dict)
+    room: Room = field(default_factory=Room)
     claims: Claims = field(default_factory=Claims)
     scales: Scales = field(default_factory=Scales)
 
@@ -65,11 +75,11 @@ class Store:
         known = self.entries.get(ref)
         if version <= max(known.version if known else 0, self.deletions.get(ref, 0)):
             return NOBODY
-        entry = Entry(version, owners(resource, manifest), msgspec.json.encode(trimmed(resource, manifest)))
+        entry = self._entry(ref, manifest)
         self._replace(ref, entry)
         if resource == LLMDEPLOYMENTS:
             self.scales.put(Key.of(manifest), manifest)
-        if known is not None and known[1:] == entry[1:]:
+        if known is not None and known[1:] == entry[1:] and entry.body is not None:
             return NOBODY
         affected = entry.owners | (known.owners if known else NOBODY)
         if resource == LLMDEPLOYMENTS:
@@ -100,48 +110,78 @@ class Store:
         return entry.version if entry else 0
 
     def llmdeployment(self, key: Key) -> Manifest | None:
+        """Return an LLMDeployment that is kept."""
         entry = self.entries.get(Ref(LLMDEPLOYMENTS, *key))
-        return decoded(entry) if entry else None
+        return decoded(entry.body) if entry and entry.body is not None else None
 
     def children(self, key: Key) -> dict[ChildKey, Manifest]:
         """Return the children of an LLMDeployment, planned or not."""
-        return {
-            ChildKey(*CHILD_KINDS[ref.resource], ref.name): decoded(self.entries[ref])
-            for ref in self._refs(key)
-            if ref.resource in CHILD_KINDS
-        }
+        return {child_key(ref): decoded(body) for ref, body in self._kept(key) if ref.resource in CHILD_KINDS}
 
-    def pods(self, key: Key) -> tuple[Manifest, ...]:
-        return self._objects(PODS, key)
-
-    def replica_sets(self, key: Key) -> tuple[Manifest, ...]:
-        return self._objects(REPLICA_SETS, key)
+    def objects(self, resource: Resource, key: Key) -> tuple[Manifest, ...]:
+        """Return the objects of one kind that belong to an LLMDeployment and are kept."""
+        return tuple(decoded(body) for ref, body in self._kept(key) if ref.resource == resource)
 
     def refs(self, resource: Resource, namespace: str = "") -> list[Ref]:
         """Return the known objects of a kind, in a namespace or in the whole cluster."""
         return [ref for ref in self.entries if ref.resource == resource and namespace in ("", ref.namespace)]
 
-    def largest(self, resource: Resource) -> int:
-        """Return the bytes of the largest object of a kind, 0 if there is none."""
-        return max((len(self.entries[ref].body) for ref in self.refs(resource)), default=0)
+    def unread(self, key: Key) -> list[Ref]:
+        """Return what belongs to an LLMDeployment, itself included, and is not kept for want of room.
 
-    def _objects(self, resource: Resource, key: Key) -> tuple[Manifest, ...]:
-        return tuple(decoded(self.entries[ref]) for ref in self._refs(key) if ref.resource == resource)
+        What has no owner is left out: it is looked up by its name when it would be adopted.
+        """
+        return [
+            ref
+            for ref in sorted(self.owned.get(key, ()))
+            if (entry := self.entries[ref]).body is None and entry.is_owned
+        ]
 
-    def _refs(self, key: Key) -> Iterator[Ref]:
-        return iter(sorted(self.owned.get(key, ())))
+    def _entry(self, ref: Ref, manifest: Manifest) -> Entry:
+        """Return the entry of an object, with its body if it is somebody's and there is room for it."""
+        resource = ref.resource
+        is_owned = resource == LLMDEPLOYMENTS or bool(manifest["metadata"].get("ownerReferences"))
+        version, belongs_to = version_of(manifest), owners(resource, manifest)
+        if not is_owned:
+            return Entry(version, belongs_to, None, is_owned=False)
+        body = msgspec.json.encode(trimmed(resource, manifest))
+        freed = size_of(self.entries.get(ref))
+        return Entry(version, belongs_to, body if self.room.has(ref.namespace, len(body) - freed) else None)
+
+    def _kept(self, key: Key) -> Iterator[tuple[Ref, bytes]]:
+        """Yield the objects of an LLMDeployment that are kept."""
+        for ref in sorted(self.owned.get(key, ())):
+            if (body := self.entries[ref].body) is not None:
+                yield ref, body
 
     def _replace(self, ref: Ref, entry: Entry | None) -> None:
         """Replace or remove an entry, and keep the index."""
         if known := self.entries.pop(ref, None):
+            self._count(ref.namespace, known, -1)
             for key in known.owners:
                 self.owned[key].discard(ref)
                 if not self.owned[key]:
                     del self.owned[key]
         if entry is not None:
+            self._count(ref.namespace, entry, 1)
             self.entries[ref] = entry
             for key in entry.owners:
                 self.owned[key].add(ref)
+
+    def _count(self, namespace: str, entry: Entry, sign: int) -> None:
+        if entry.body is not None:
+            self.room.keep(namespace, sign * len(entry.body))
+        elif entry.is_owned:
+            self.room.leave_out(namespace, sign)
+
+
+def child_key(ref: Ref) -> ChildKey:
+    return ChildKey(*CHILD_KINDS[ref.resource], ref.name)
+
+
+def size_of(entry: Entry | None) -> int:
+    """Return the bytes that an entry keeps."""
+    return len(entry.body) if entry is not None and entry.body is not None else 0
 
 
 def owners(resource: Resource, manifest: Manifest) -> frozenset[Key]:
@@ -168,5 +208,5 @@ def version_of(manifest: Manifest) -> int:
     return int(manifest["metadata"]["resourceVersion"])
 
 
-def decoded(entry: Entry) -> dict[str, Any]:
-    return decode_shallow(MANIFEST.decode, entry.body)
+def decoded(body: bytes) -> dict[str, Any]:
+    return decode_shallow(MANIFEST.decode, body)

@@ -69,7 +69,7 @@ async def test_credentials_are_read_again_when_kopf_asks_for_them_again(
     kubeconfig.write_text(yaml.safe_dump(config))
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
     token.write_text("first")
-    log_in = handlers.login(await load_configuration(), Pages(Store()), ())
+    log_in = handlers.login(await load_configuration(), Pages(), ())
 
     sent = []
     for content in ("first", "second"):

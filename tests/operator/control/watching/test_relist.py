@@ -15,7 +15,7 @@ from llm_operator.control.cluster import Cluster, load_configuration
 from llm_operator.control.queue import WorkQueue
 from llm_operator.control.resources import CHILDREN, LLMDEPLOYMENTS, PODS, WATCHED
 from llm_operator.control.turns import Priority
-from llm_operator.control.watching import handlers, pages, relist
+from llm_operator.control.watching import handlers, pages, shallow_response
 from llm_operator.control.watching import informer as informers
 from llm_operator.control.watching.informer import Informer
 from llm_operator.control.watching.pages import Pages
@@ -24,6 +24,7 @@ from llm_operator.control.watching.store import Ref, Store
 from llm_operator.settings import Settings
 from waiting import until_async
 
+from engine_server.contract import page_size
 from engine_server.contract.api import Key
 
 CONFIG_MAPS = CHILDREN["v1", "ConfigMap"]
@@ -44,7 +45,7 @@ def keys(world: Any, *numbers: int) -> set[Key]:
 @pytest.fixture
 def store(world: Any, monkeypatch: pytest.MonkeyPatch) -> Store:
     """An empty store, for a namespace that has children in three pages."""
-    monkeypatch.setattr(relist, "PAGE_SIZE", 2)
+    monkeypatch.setattr(pages, "PAGE_SIZE", 2)
     world.delete_all("configmap", labelSelector="fairlead.dev/llmdeployment")
     world.apply(*map(config_map, range(SIZE)))
     return Store()
@@ -52,7 +53,7 @@ def store(world: Any, monkeypatch: pytest.MonkeyPatch) -> Store:
 
 async def listed(world: Any, cluster: Cluster, store: Store) -> set[Key]:
     """List the children; return the LLMDeployments that are affected."""
-    found = Relist(cluster, store, world.namespace, Pages(store)).run(CONFIG_MAPS)
+    found = Relist(cluster, store, world.namespace, Pages()).run(CONFIG_MAPS)
     return {key async for affected in found for key in affected}
 
 
@@ -142,38 +143,37 @@ async def test_what_a_relist_finds_waits_for_events_and_edits(
     assert await informer.queue.take() in keys(world, *range(SIZE))
 
 
-async def test_llmdeployments_are_listed_in_small_pages_and_others_in_large_ones(
-    world: Any, proxied: tuple[FaultProxy, Informer]
-) -> None:
+async def test_pages_grow_while_objects_are_small(world: Any, proxied: tuple[FaultProxy, Informer]) -> None:
     proxy, informer = proxied
-    limits: dict[str, list[str]] = defaultdict(list)
+    limits: dict[str, list[int]] = defaultdict(list)
 
     async def record(request: web.Request) -> None:
         if "limit" in request.query:
-            limits[request.path.rsplit("/", 1)[1]].append(request.query["limit"])
+            limits[request.path.rsplit("/", 1)[1]].append(int(request.query["limit"]))
 
     proxy.fault = record
+    for _ in range(5):
+        await informer.relist(WATCHED)
     stop = asyncio.Event()
-    running = asyncio.create_task(informer.run(stop))
-    # Our own list, and kopf's.
-    await until_async(lambda: all(len(limits[resource.plural]) > 1 for resource in WATCHED))
+    watching = asyncio.create_task(informer.watch(stop))
+    await until_async(lambda: all(watch.is_open for watch in informer.watches))
     stop.set()
-    await running
+    await watching
 
-    assert set(limits.pop("llmdeployments")) == {"25"}
-    assert {frozenset(given) for given in limits.values()} == {frozenset(("250", "50"))}
+    assert set(limits.pop("llmdeployments")) == {25}
+    for given in limits.values():
+        # Our own lists, and kopf's.
+        assert (given[0], max(given), given[-1]) == (25, 250, 50)
 
 
 @pytest.mark.more
-async def test_the_largest_known_llmdeployment_bounds_the_pages_of_kopf_and_of_relists(
+async def test_large_objects_come_in_small_pages_for_kopf_and_for_relists(
     world: Any, manifest: Any, proxied: tuple[FaultProxy, Informer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pages, "PAGE_BYTES", 10_000)
+    monkeypatch.setattr(page_size, "PAGE_BYTES", 10_000)
     proxy, informer = proxied
-    names = [f"sized-{number}" for number in range(3)]
-    world.apply(*(manifest(name) for name in names))
-    large = manifest(names[0], podTemplate={"metadata": {"annotations": {"a": "x" * 6_000}}})
-    world.apply(large)
+    large = {"metadata": {"annotations": {"a": "x" * 6_000}}}
+    world.apply(*(manifest(f"sized-{number}", podTemplate=large) for number in range(3)))
     queries: list[dict[str, str]] = []
 
     async def record(request: web.Request) -> None:
@@ -195,6 +195,36 @@ async def test_the_largest_known_llmdeployment_bounds_the_pages_of_kopf_and_of_r
     assert sum("continue" in query for query in queries[1:]) >= 2
 
 
+async def test_of_a_page_that_is_too_large_no_more_is_read_and_fewer_objects_are_asked_for(
+    world: Any, proxied: tuple[FaultProxy, Informer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (page_size, shallow_response):
+        monkeypatch.setattr(module, "LARGEST_PAGE_BYTES", 200_000)
+    proxy, informer = proxied
+    world.delete_all("configmap", labelSelector="fairlead.dev/llmdeployment")
+    world.apply(*(config_map(number, "x" * 60_000) for number in range(SIZE)))
+    limits: list[str] = []
+
+    async def record(request: web.Request) -> None:
+        if request.path == CONFIG_MAPS.path(world.namespace) and "limit" in request.query:
+            limits.append(request.query["limit"])
+
+    proxy.fault = record
+    await informer.relist([CONFIG_MAPS])
+    assert limits[:4] == ["25", "12", "6", "3"]
+    assert {ref.name for ref in informer.store.refs(CONFIG_MAPS)} == {f"child-{n}" for n in range(SIZE)}
+
+    informer.pages.of(CONFIG_MAPS).limit = 25
+    limits.clear()
+    stop = asyncio.Event()
+    watching = asyncio.create_task(informer.watch(stop))
+    await until_async(lambda: all(watch.is_open for watch in informer.watches))
+    stop.set()
+    await watching
+    assert limits[:4] == ["25", "12", "6", "3"]
+    world.delete_all("configmap", labelSelector="fairlead.dev/llmdeployment")
+
+
 @pytest.mark.more
 async def test_a_page_that_does_not_come_in_time_is_asked_for_again_with_fewer_llmdeployments(
     world: Any, manifest: Any, proxied: tuple[FaultProxy, Informer], monkeypatch: pytest.MonkeyPatch
@@ -202,7 +232,7 @@ async def test_a_page_that_does_not_come_in_time_is_asked_for_again_with_fewer_l
     monkeypatch.setattr(clusters, "REQUEST_SECONDS", 1)
     monkeypatch.setattr(informers, "RETRY_SECONDS", 0.01)
     proxy, informer = proxied
-    informer.pages.most = 4
+    informer.pages.of(LLMDEPLOYMENTS).limit = 4
     names = {f"slow-{number}" for number in range(3)}
     world.apply(*map(manifest, names))
 
@@ -228,7 +258,7 @@ async def test_kopf_asks_for_fewer_llmdeployments_after_a_page_that_did_not_come
     monkeypatch.setattr(handlers, "REQUEST_SECONDS", 1)
     monkeypatch.setattr(handlers, "RETRY_SECONDS", 0.01)
     proxy, informer = proxied
-    informer.pages.most = 4
+    informer.pages.of(LLMDEPLOYMENTS).limit = 4
     stop = asyncio.Event()
 
     async def slow_for_large_pages(request: web.Request) -> None:

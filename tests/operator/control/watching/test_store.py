@@ -2,7 +2,10 @@
 
 from typing import Any
 
+import pytest
+from llm_operator import metrics
 from llm_operator.control.resources import CHILDREN, LLMDEPLOYMENTS, PODS, REPLICA_SETS
+from llm_operator.control.watching import room
 from llm_operator.control.watching.store import Ref, Store
 from llm_operator.observed import ChildKey
 
@@ -14,9 +17,13 @@ SERVICE = ChildKey("v1", "Service", "a-engine")
 REF = Ref(SERVICES, "default", "a-engine")
 
 
+OWNER = {"apiVersion": "fairlead.dev/v1alpha1", "kind": "LLMDeployment", "name": "a", "uid": "u"}
+
+
 def service(version: int, **metadata: Any) -> dict[str, Any]:
     labels = {"fairlead.dev/llmdeployment": "a"}
     own = {"name": "a-engine", "namespace": "default", "resourceVersion": str(version), "labels": labels}
+    own["ownerReferences"] = [OWNER]
     return {"metadata": own | metadata, "spec": {"port": version}}
 
 
@@ -89,7 +96,7 @@ def test_pods_are_kept_without_their_spec() -> None:
 
     store.put(PODS, pod)
 
-    (found,) = store.pods(KEY)
+    (found,) = store.objects(PODS, KEY)
     assert found["spec"] == {"nodeName": "n"}
     assert found["status"] == {"phase": "Running"}
 
@@ -101,7 +108,7 @@ def test_replica_sets_are_kept_with_the_volumes_of_their_template_alone() -> Non
 
     store.put(REPLICA_SETS, service(5) | {"spec": {"replicas": 2, "selector": {}, "template": template}})
 
-    (kept,) = store.replica_sets(KEY)
+    (kept,) = store.objects(REPLICA_SETS, KEY)
     assert kept["spec"] == {"replicas": 2, "template": {"spec": {"volumes": volumes}}}
 
 
@@ -152,3 +159,67 @@ def test_a_refused_name_is_no_claim() -> None:
     store.put(LLMDEPLOYMENTS, {"metadata": metadata, "spec": {"model": {"servedNames": names}}})
 
     assert store.claims.by_key[Key("evil", "a")].served_names == ("mine",)
+
+
+def config_map(
+    name: str, version: int, size: int, namespace: str = "default", **metadata: Any
+) -> dict[str, Any]:
+    labels = {"fairlead.dev/llmdeployment": "a"}
+    own = {"name": name, "namespace": namespace, "resourceVersion": str(version), "labels": labels}
+    return {"metadata": own | metadata, "data": {"a": "x" * size}}
+
+
+CONFIG_MAPS = CHILDREN["v1", "ConfigMap"]
+
+
+def test_what_has_no_owner_is_known_by_name_alone_and_its_end_is_reported() -> None:
+    store = Store()
+    for number in range(300):
+        assert store.put(CONFIG_MAPS, config_map(f"c{number}", 5, 100_000)) == {KEY}
+    assert store.children(KEY) == {} and store.unread(KEY) == []
+    assert store.room.total == 0
+    assert store.version(Ref(CONFIG_MAPS, "default", "c7")) == 5
+    assert store.remove(Ref(CONFIG_MAPS, "default", "c7"), 6) == {KEY}
+
+    # Adopted by now.
+    store.put(CONFIG_MAPS, config_map("c8", 7, 10, ownerReferences=[OWNER]))
+    assert [key.name for key in store.children(KEY)] == ["c8"]
+
+
+def test_a_namespace_keeps_so_many_bytes_and_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "NAMESPACE_BYTES", 10_000)
+    monkeypatch.setattr(room, "TOTAL_BYTES", 15_000)
+    store, owned = Store(), {"ownerReferences": [OWNER]}
+    for number in range(5):
+        store.put(CONFIG_MAPS, config_map(f"c{number}", 5, 4_000, **owned))
+    assert [key.name for key in store.children(KEY)] == ["c0", "c1"]
+    assert [ref.name for ref in store.unread(KEY)] == ["c2", "c3", "c4"]
+    assert metrics.NOT_KEPT.labels("default")._value.get() == 3
+
+    store.put(SERVICES, {**service(5), "metadata": {**service(5)["metadata"], "namespace": "other"}})
+    assert store.unread(Key("other", "a")) == []
+
+    store.remove(Ref(CONFIG_MAPS, "default", "c0"), 6)
+    store.put(CONFIG_MAPS, config_map("c2", 6, 4_000, **owned))
+    assert [key.name for key in store.children(KEY)] == ["c1", "c2"]
+    for number in range(5):
+        store.remove(Ref(CONFIG_MAPS, "default", f"c{number}"), 9)
+    store.remove(Ref(SERVICES, "other", "a-engine"), 9)
+    assert (store.room.total, store.room.kept, store.room.left_out) == (0, {}, {})
+
+
+def test_all_namespaces_together_keep_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "TOTAL_BYTES", 15_000)
+    store = Store()
+    for number in range(5):
+        store.put(CONFIG_MAPS, config_map("c", 5, 4_000, f"n{number}", ownerReferences=[OWNER]))
+    assert store.room.total <= 15_000
+    assert [bool(store.unread(Key(f"n{number}", "a"))) for number in range(5)] == [False] * 3 + [True] * 2
+
+
+def test_a_change_of_what_is_not_kept_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "NAMESPACE_BYTES", 10)
+    store = Store()
+    store.put(SERVICES, service(5))
+    assert store.put(SERVICES, service(6)) == {KEY}
+    assert store.put(SERVICES, service(6)) == frozenset()

@@ -6,6 +6,7 @@ import pytest
 from fake_api import event
 from kubernetes_objects import endpoint, llmd, slice_of
 
+from engine_server.contract import page_size
 from engine_server.contract.labels import LLMDEPLOYMENT_LABEL as LABEL
 from engine_server.router.sources.kubernetes import watch
 from engine_server.router.sources.kubernetes.access import Access
@@ -30,7 +31,42 @@ async def test_reads_all_pages_of_a_list(api, follow):
     assert list(followed.directory.models()) == [f"m{n}" for n in range(5)]
     assert api.lists == 4
     limits = {(query["kind"], query["limit"]) for query in api.queries if "limit" in query}
-    assert limits == {("llmdeployments", "25"), ("endpointslices", "500")}
+    # Pages grow while objects are small.
+    assert limits >= {("llmdeployments", "25"), ("llmdeployments", "50"), ("endpointslices", "25")}
+
+
+async def test_of_a_page_that_is_too_large_no_more_is_read_and_fewer_objects_are_asked_for(
+    api, follow, monkeypatch
+):
+    monkeypatch.setattr(page_size, "LARGEST_PAGE_BYTES", 200_000)
+    api.items["llmdeployments"] = [
+        llmd(**metadata(f"m{n}"), annotations={"a": "x" * 60_000}) for n in range(5)
+    ]
+    followed = await follow(Access(api.url))
+    assert sorted(followed.directory.models()) == [f"m{n}" for n in range(5)]
+    limits = [
+        query["limit"] for query in api.queries if query["kind"] == "llmdeployments" and "limit" in query
+    ]
+    assert limits[:4] == ["25", "12", "6", "3"]
+
+
+async def test_slices_of_other_services_and_other_labels_are_not_kept(api, follow, eventually):
+    foreign = slice_of("m", "foreign", endpoint("10.0.0.9"), namespace="x", service="other")
+    own = slice_of("m", "own", endpoint("10.0.0.1"), namespace="x")
+    own["metadata"]["labels"]["large"] = "x" * 100_000
+    api.items["llmdeployments"] = [llmd(**metadata("m"))]
+    api.items["endpointslices"] = [foreign, own]
+    followed = await follow(Access(api.url))
+    (kept,) = followed.source._watches[1][2]._objects.values()
+    assert kept.metadata.name == "own" and "large" not in str(kept)
+    assert followed.live("m") == ["http://10.0.0.1:8000"]
+
+    events = api.watches["endpointslices"]
+    events.put_nowait(event("ADDED", foreign))
+    own["metadata"]["labels"]["kubernetes.io/service-name"] = "other"
+    events.put_nowait(event("MODIFIED", own))
+    await eventually(lambda: followed.live("m") == [])
+    assert not followed.source._watches[1][2]._objects
 
 
 async def test_a_watch_continues_from_the_last_version_or_bookmark(api, follow, eventually):
