@@ -223,3 +223,19 @@ def test_a_change_of_what_is_not_kept_is_reported(monkeypatch: pytest.MonkeyPatc
     store.put(SERVICES, service(5))
     assert store.put(SERVICES, service(6)) == {KEY}
     assert store.put(SERVICES, service(6)) == frozenset()
+
+
+def test_a_further_owner_of_a_shared_object_affects_no_other_owner() -> None:
+    store = Store()
+    further = [{**OWNER, "name": name, "uid": name} for name in "abc"]
+    store.put(SERVICES, service(5, ownerReferences=further[:2], labels={"fairlead.dev/llmdeployment": ""}))
+
+    def put(version: int, owners: list[dict[str, str]], **spec: Any) -> set[str]:
+        labels = {"fairlead.dev/llmdeployment": ""}
+        manifest = service(version, ownerReferences=owners, labels=labels) | {"spec": {"port": 5} | spec}
+        return {key.name for key in store.put(SERVICES, manifest)}
+
+    assert put(6, further) == {"c"}
+    assert put(7, further[1:]) == {"a"}
+    assert put(8, further, extra=1) == {"a", "b", "c"}
+    assert put(9, further, extra=2) == {"a", "b", "c"}
