@@ -6,7 +6,11 @@ with the libraries' classes. config.json has no table: transformers' own modules
 
 from engine_server.models.folder_settings import Format, harmless, read, refused
 
+BY_TENSORS = "the tensors show it"
+PROCESS = "about how it was made"
 SPEED = "about speed and memory"
+METHOD = "chooses the reader"
+ACTIVATIONS = "activations are never quantised by a checkpoint's settings"
 NOTE = "a note"
 
 GENERATION_CONFIG = Format(
@@ -44,3 +48,109 @@ GENERATION_CONFIG = Format(
     | refused("prescribes tokens", forced_bos_token_id=None, forced_eos_token_id=None)
     | refused("another prompt", token_healing=False),
 )  # fmt: skip
+
+# What GPTQ and AWQ have in common.
+_MAKING = harmless(
+    PROCESS, "act_group_aware", "batch_size", "cache_block_outputs", "damp_percent", "dataset", "max_input_length",
+    "meta", "model_seqlen", "pad_token_id", "tokenizer", "true_sequential",
+) | harmless(
+    BY_TENSORS, "block_name_to_quantize", "desc_act", "modules_in_block_to_quantize",
+    "module_name_preceding_first_block", "sym",
+)  # fmt: skip
+GPTQ = Format(
+    "quantization_config, gptq",
+    "transformers' GPTQConfig",
+    read(METHOD, "quant_method")
+    | read("the form of the codes", "bits", "group_size", "format")
+    | harmless(SPEED, "backend")
+    | _MAKING,
+    read("as format, which it precedes", "checkpoint_format")
+    | refused("other bits in single modules", dynamic=None)
+    | harmless(BY_TENSORS, "lm_head", "pack_dtype", "static_groups")
+    | harmless(PROCESS, "mse", "model_file_base_name", "model_name_or_path"),
+)
+AWQ = Format(
+    "quantization_config, awq",
+    "transformers' AwqConfig",
+    read(METHOD, "quant_method")
+    | read("the form of the codes", "bits", "group_size", "format")
+    | read("llm-awq is another form", "backend")
+    | harmless(BY_TENSORS, "modules_to_not_convert", "zero_point")
+    | _MAKING,
+    read("as format, which it precedes", "version")
+    | read("as bits and group_size, by AutoAWQ", "w_bit", "q_group_size")
+    | harmless(SPEED, "do_fuse", "exllama_config", "fuse_max_seq_len", "modules_to_fuse"),
+)
+FP8 = Format(
+    "quantization_config, fp8",
+    "transformers' FineGrainedFP8Config",
+    read(METHOD, "quant_method")
+    | read("the form of the scales", "weight_block_size")
+    | harmless(ACTIVATIONS, "activation_scheme")
+    | harmless(SPEED, "dequantize")
+    | harmless(BY_TENSORS, "modules_to_convert", "modules_to_not_convert", "scale_fmt")
+    | refused("another form of experts", expert_dtype="fp8"),
+    harmless(BY_TENSORS, "fmt", "ignored_layers"),
+)
+FBGEMM = Format(
+    "quantization_config, fbgemm_fp8",
+    "transformers' FbgemmFp8Config",
+    read(METHOD, "quant_method")
+    | harmless(ACTIVATIONS, "activation_scale_ub")
+    | harmless(BY_TENSORS, "modules_to_not_convert"),
+)
+MXFP4 = Format(
+    "quantization_config, mxfp4",
+    "transformers' Mxfp4Config",
+    read(METHOD, "quant_method")
+    | harmless(BY_TENSORS, "modules_to_not_convert")
+    | harmless(SPEED, "dequantize"),
+)
+COMPRESSED_TENSORS = Format(
+    "quantization_config, compressed-tensors",
+    "compressed-tensors' QuantizationConfig",
+    read(METHOD, "quant_method")
+    | read("the form of the codes", "config_groups", "format")
+    | harmless("`--kv-cache-dtype` chooses the KV cache's", "kv_cache_scheme")
+    | harmless(BY_TENSORS, "ignore", "quantization_status")
+    | harmless(NOTE, "global_compression_ratio")
+    | refused("other experts", moe_sparsity_config=None),
+    read("dense alone", "sparsity_config")
+    | read("only transforms that are part of the weights", "transform_config")
+    | harmless(SPEED, "dequantize", "run_compressed", "use_optimized_inference")
+    | harmless(NOTE, "version"),
+)
+SCHEME = Format(
+    "a group of config_groups",
+    "compressed-tensors' QuantizationScheme",
+    read("the form of the codes", "format", "weights")
+    | harmless(ACTIVATIONS, "input_activations", "output_activations")
+    | harmless(BY_TENSORS, "targets"),
+    closed=True,
+)
+_CODES = "num_bits", "type", "symmetric", "group_size", "block_structure"
+WEIGHTS = Format(
+    "weights of a group",
+    "compressed-tensors' QuantizationArgs",
+    read("the form of the codes", *_CODES)
+    | harmless(BY_TENSORS, "actorder", "scale_dtype", "strategy", "zp_dtype")
+    | harmless(PROCESS, "observer", "observer_kwargs")
+    | refused("weights that are quantised in each product", dynamic=False),
+    closed=True,
+)
+UNUSED_ARGUMENTS = Format(
+    "activations of a group, kv_cache_scheme",
+    "compressed-tensors' QuantizationArgs",
+    harmless(
+        ACTIVATIONS,
+        *_CODES,
+        "actorder",
+        "dynamic",
+        "observer",
+        "observer_kwargs",
+        "scale_dtype",
+        "strategy",
+        "zp_dtype",
+    ),
+    closed=True,
+)

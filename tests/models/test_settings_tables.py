@@ -1,18 +1,30 @@
 """The tables of settings: they have what the installed libraries have, docs/models.md has them, and they hold."""
 
+import inspect
 import json
 import logging
+import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import save_file
+from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
+from pydantic import BaseModel
+from read_settings import GROUP, READ, SETTINGS, llama, read_weight, transforms
 from settings_tables import FORMATS, documented, table
-from transformers import GenerationConfig, LlamaConfig
+from transformers import (
+    AwqConfig,
+    FbgemmFp8Config,
+    FineGrainedFP8Config,
+    GenerationConfig,
+    GPTQConfig,
+    Mxfp4Config,
+)
 
 from engine_server import EngineArgs
+from engine_server.models import settings_tables as tables
 from engine_server.models.folder_settings import Format
 from engine_server.models.settings_tables import GENERATION_CONFIG
 
@@ -27,27 +39,34 @@ def generation_defaults() -> dict[str, Any]:
     return GenerationConfig().__dict__ | GenerationConfig._get_default_generation_params()
 
 
+def quantization_defaults(*kinds: type) -> dict[str, Any]:
+    """Return every setting of a quantisation of transformers with its default, None where it has none."""
+    settings: dict[str, Any] = {"quant_method": None}
+    for kind in kinds:
+        for name, parameter in inspect.signature(kind).parameters.items():
+            if parameter.kind is not parameter.VAR_KEYWORD:
+                settings[name] = None if parameter.default is parameter.empty else parameter.default
+    return settings
+
+
+def model_defaults(kind: type[BaseModel]) -> dict[str, Any]:
+    """Return every setting of a class of compressed-tensors with its default."""
+    return {name: field.get_default(call_default_factory=True) for name, field in kind.model_fields.items()}
+
+
 # The settings of the libraries' classes, with their defaults.
-LIBRARIES: dict[str, Callable[[], dict[str, Any]]] = {GENERATION_CONFIG.name: generation_defaults}
-
-
-Result = Callable[[Path, str, Any], Any]
-Changes = dict[str, tuple[tuple[Any, Any], Result]]
-
-
-def generation_result(folder: Path, name: str, value: Any) -> Any:
-    model = EngineArgs(model=str(write(llama(folder), **{name: value}))).create_engine_config().model_config
-    return model.get_diff_sampling_param(), model.eos_token_ids
-
-
-def llama(folder: Path) -> Path:
-    """Write the config of a small model into a new folder; no weights are read."""
-    LlamaConfig(
-        vocab_size=96, hidden_size=32, intermediate_size=48, num_attention_heads=4, num_hidden_layers=1,
-        architectures=["LlamaForCausalLM"],
-    ).save_pretrained(folder)  # fmt: skip
-    save_file({"none": torch.zeros(1)}, folder / "model.safetensors")
-    return folder
+LIBRARIES: dict[str, Callable[[], dict[str, Any]]] = {
+    GENERATION_CONFIG.name: generation_defaults,
+    tables.GPTQ.name: partial(quantization_defaults, GPTQConfig),
+    tables.AWQ.name: partial(quantization_defaults, GPTQConfig, AwqConfig),
+    tables.FP8.name: partial(quantization_defaults, FineGrainedFP8Config),
+    tables.FBGEMM.name: partial(quantization_defaults, FbgemmFp8Config),
+    tables.MXFP4.name: partial(quantization_defaults, Mxfp4Config),
+    tables.COMPRESSED_TENSORS.name: partial(model_defaults, QuantizationConfig),
+    tables.SCHEME.name: partial(model_defaults, QuantizationScheme),
+    tables.WEIGHTS.name: partial(model_defaults, QuantizationArgs),
+    tables.UNUSED_ARGUMENTS.name: partial(model_defaults, QuantizationArgs),
+}
 
 
 @pytest.fixture
@@ -107,27 +126,13 @@ def test_the_document_has_the_tables() -> None:
     assert documented() == table(), "python tests/settings_tables.py writes them"
 
 
-# For each setting that is read: two values, and a function of the setting that has different results for them.
-READ: dict[str, Changes] = {
-    GENERATION_CONFIG.name: {
-        name: (values, generation_result)
-        for name, values in {
-            "temperature": (0.5, 0.6), "top_k": (5, 6), "top_p": (0.5, 0.6), "min_p": (0.1, 0.2),
-            "repetition_penalty": (1.1, 1.2), "max_new_tokens": (5, 6), "suppress_tokens": ([5], [6]),
-            "eos_token_id": (5, [5, 6]),
-        }.items()
-    },
-}  # fmt: skip
-
-
 @pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)
 def test_every_setting_that_is_read_changes_results(format: Format, tmp_path: Path) -> None:
     changes = READ[format.name]
     assert changes.keys() == {name for name, setting in format.all.items() if setting.verdict == "read"}
-    for number, (name, (values, result)) in enumerate(changes.items()):
-        first, second = (
-            result(tmp_path / f"{number}-{choice}", name, value) for choice, value in enumerate(values)
-        )
+    for name, (values, result) in changes.items():
+        first, second = (result(tmp_path / f"{name}-{number}", value) for number, value in enumerate(values))
+        assert not isinstance(first, str), f"{name}: {first}"
         assert first != second, name
 
 
@@ -174,3 +179,39 @@ def test_suppressed_tokens_are_never_generated_and_others_are_no_tokens(model_fo
         ValueError, match=r"suppress_tokens \['five'\]; it takes a token's id, or a list of them"
     ):
         defaults(model_folder)
+
+
+@pytest.mark.parametrize("method", SETTINGS)
+def test_unknown_settings_of_a_quantisation_do_not_keep_weights_from_being_read(
+    method: str, tmp_path: Path
+) -> None:
+    settings = {"quant_method": method} | SETTINGS[method]
+    known = read_weight(tmp_path / "known", method, settings)
+    assert read_weight(tmp_path / "more", method, settings | UNKNOWN) == known and not isinstance(known, str)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"quant_method": "gptq", "dynamic": {"-:x": {}, "y": {"bits": 8}}}, "has dynamic {'"),
+        (
+            {"quant_method": "fp8", "expert_dtype": "fp4"},
+            r"has expert_dtype 'fp4' \(it takes 'fp8' or null\)",
+        ),
+        (
+            {"quant_method": "compressed-tensors", "transform_config": transforms("input")},
+            "transform_config.config_groups.R4 has location 'input', .* takes weight_input and weight_output",
+        ),
+        (
+            {"quant_method": "compressed-tensors", "config_groups": {"g": GROUP | {"x_tool": 1}}},
+            "config_groups.g has 'x_tool'; compressed-tensors' QuantizationScheme takes format",
+        ),
+    ],
+    ids=str,
+)
+def test_refused_quantisation_settings_name_the_file(
+    tmp_path: Path, settings: dict[str, Any], words: str
+) -> None:
+    method = settings["quant_method"]
+    message = read_weight(tmp_path / "model", method, SETTINGS[method] | settings)
+    assert re.search(f"^quantization_config in FOLDER/config.json.*{words}", message), message

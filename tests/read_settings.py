@@ -1,0 +1,170 @@
+"""For each setting of a folder that the product reads, two values with which it computes something else."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import LlamaConfig
+
+from engine_server import EngineArgs
+from engine_server.modeling.formats.checkpoints.checkpoint import QuantizedCheckpoint
+from engine_server.models import settings_tables as tables
+
+# Makes a folder in which a setting has a value, and returns what is computed of it, or the words of a refusal.
+Result = Callable[[Path, Any], Any]
+
+
+class Change(NamedTuple):
+    values: tuple[Any, Any]
+    result: Result
+
+
+def llama(folder: Path) -> Path:
+    """Write the config of a small model into a new folder, and a file without any of its weights."""
+    LlamaConfig(
+        vocab_size=96, hidden_size=32, intermediate_size=48, num_attention_heads=4, num_hidden_layers=1,
+        architectures=["LlamaForCausalLM"],
+    ).save_pretrained(folder)  # fmt: skip
+    save_file({"none": torch.zeros(1)}, folder / "model.safetensors")
+    return folder
+
+
+def generation(name: str, folder: Path, value: Any) -> Any:
+    (llama(folder) / "generation_config.json").write_text(json.dumps({name: value}))
+    model = EngineArgs(model=str(folder)).create_engine_config().model_config
+    return model.get_diff_sampling_param(), model.eos_token_ids
+
+
+def words(*shape: int) -> Tensor:
+    return torch.randint(-(2**31), 2**31 - 1, shape, generator=torch.Generator().manual_seed(0)).int()
+
+
+def scales(*shape: int) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(0)) + 0.5
+
+
+# One weight of 32 outputs and 64 inputs in groups of 16, in each form, and its settings.
+TENSORS: dict[str, dict[str, Tensor]] = {
+    "gptq": {"qweight": words(8, 32), "qzeros": words(4, 4), "scales": scales(4, 32)},
+    "awq": {"qweight": words(64, 4), "qzeros": words(4, 4), "scales": scales(4, 32)},
+    "fp8": {"weight": scales(32, 64).to(torch.float8_e4m3fn), "weight_scale_inv": scales(2, 4)},
+    "fbgemm_fp8": {"weight": scales(32, 64).to(torch.float8_e4m3fn), "weight_scale": scales(32, 1)},
+    "mxfp4": {
+        "weight_blocks": words(2, 32, 2, 16).to(torch.uint8), "weight_scales": words(2, 32, 2).to(torch.uint8) // 2
+    },
+    "compressed-tensors": {
+        "weight_packed": words(32, 8), "weight_scale": scales(32, 4), "weight_shape": torch.tensor([32, 64])
+    },
+}  # fmt: skip
+GROUP = {"targets": ["Linear"], "weights": {"num_bits": 4, "group_size": 16}}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "gptq": {"bits": 4, "group_size": 16},
+    "awq": {"bits": 4, "group_size": 16},
+    "fp8": {"weight_block_size": [16, 16]},
+    "fbgemm_fp8": {},
+    "mxfp4": {},
+    "compressed-tensors": {"format": "pack-quantized", "config_groups": {"group": GROUP}},
+}
+
+
+def read_weight(folder: Path, method: str, settings: dict[str, Any]) -> Any:
+    """Return the weight of `method` as it is read with settings, or the words of a refusal."""
+    folder.mkdir()
+    save_file(
+        {f"layer.{name}": tensor for name, tensor in TENSORS[method].items()}, folder / "model.safetensors"
+    )
+    try:
+        checkpoint = QuantizedCheckpoint(folder, settings)
+        checkpoint.state(torch.float32, dense=True)
+        return checkpoint.tensors["layer.weight"][...].tolist()
+    except ValueError as error:
+        return str(error).replace(str(folder), "FOLDER")
+
+
+def quantized(method: str, name: str, without: tuple[str, ...], folder: Path, value: Any) -> Any:
+    kept = {key: given for key, given in SETTINGS[method].items() if key not in without}
+    return read_weight(folder, method, {"quant_method": method} | kept | {name: value})
+
+
+def of_method(method: str, *without: str, **values: tuple[Any, Any]) -> dict[str, Change]:
+    """Return changes of a method's settings; keyed by name, two values. without: settings that are left out."""
+    return {name: Change(pair, partial(quantized, method, name, without)) for name, pair in values.items()}
+
+
+def of_group(name: str, folder: Path, value: Any) -> Any:
+    return quantized("compressed-tensors", "config_groups", (), folder, {"group": GROUP | {name: value}})
+
+
+def of_weights(name: str, folder: Path, value: Any) -> Any:
+    return of_group("weights", folder, {"num_bits": 4, "group_size": 16} | {name: value})
+
+
+def in_blocks(folder: Path, value: Any) -> Any:
+    """Read a weight of float8 that compressed-tensors stores in blocks."""
+    weights = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": value}
+    group = {"targets": ["Linear"], "weights": weights}
+    settings = {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "config_groups": {"g": group},
+    }
+    tensors = TENSORS["fp8"]
+    folder.mkdir()
+    named = {"layer.weight": tensors["weight"], "layer.weight_scale": tensors["weight_scale_inv"]}
+    save_file(named, folder / "model.safetensors")
+    try:
+        return len(QuantizedCheckpoint(folder, settings).weights)
+    except ValueError as error:
+        return str(error)
+
+
+def transforms(location: str) -> dict[str, Any]:
+    """Return transforms as SpinQuant has them."""
+    apply = [{"targets": ["Linear"], "location": location}]
+    return {"config_groups": {"R4": {"type": "hadamard", "apply": apply}}}
+
+
+# By the names of formats and settings.
+READ: dict[str, dict[str, Change]] = {
+    tables.GENERATION_CONFIG.name: {
+        name: Change(values, partial(generation, name))
+        for name, values in {
+            "temperature": (0.5, 0.6), "top_k": (5, 6), "top_p": (0.5, 0.6), "min_p": (0.1, 0.2),
+            "repetition_penalty": (1.1, 1.2), "max_new_tokens": (5, 6), "suppress_tokens": ([5], [6]),
+            "eos_token_id": (5, [5, 6]),
+        }.items()
+    },
+    tables.GPTQ.name: of_method(
+        "gptq", quant_method=("gptq", "awq"), bits=(4, 8), group_size=(16, 32), format=("gptq", "gptq_v2"),
+        checkpoint_format=("GPTQ", "gptq_v2"),
+    ),
+    tables.AWQ.name: of_method(
+        "awq", quant_method=("awq", "gptq"), bits=(4, 8), group_size=(16, 32), format=("gemm", "gemv"),
+        version=("GEMM", "gemv"), backend=("auto", "llm-awq"),
+    ) | of_method("awq", "bits", w_bit=(4, 8)) | of_method("awq", "group_size", q_group_size=(16, 32)),
+    tables.FP8.name: of_method("fp8", quant_method=("fp8", "awq"), weight_block_size=([16, 16], [16, 32])),
+    tables.FBGEMM.name: of_method("fbgemm_fp8", quant_method=("fbgemm_fp8", "awq")),
+    tables.MXFP4.name: of_method("mxfp4", quant_method=("mxfp4", "awq")),
+    tables.COMPRESSED_TENSORS.name: of_method(
+        "compressed-tensors", quant_method=("compressed-tensors", "gptq"),
+        format=("pack-quantized", "marlin-24"), config_groups=({"g": GROUP}, {"g": {"targets": []}}),
+        sparsity_config=({"format": "dense"}, {"format": "sparse-24-bitmask"}),
+        transform_config=(transforms("weight_input"), transforms("input")),
+    ),
+    tables.SCHEME.name: {
+        "format": Change(("pack-quantized", "nvfp4-pack-quantized"), partial(of_group, "format")),
+        "weights": Change((GROUP["weights"], None), partial(of_group, "weights")),
+    },
+    tables.WEIGHTS.name: {
+        name: Change(values, partial(of_weights, name))
+        for name, values in {
+            "num_bits": (4, 8), "type": ("int", "float"), "symmetric": (True, False), "group_size": (16, 32)
+        }.items()
+    } | {"block_structure": Change(([16, 16], [32, 16]), in_blocks)},
+    tables.UNUSED_ARGUMENTS.name: {},
+}  # fmt: skip
