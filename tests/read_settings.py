@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from adapter_folders import write
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaConfig
 
 from engine_server import EngineArgs
+from engine_server.modeling.adapters.peft_folder import AdapterError, read_low_rank_adapter
+from engine_server.modeling.adapters.prompt_folder import read_prompt_adapter
 from engine_server.modeling.formats.checkpoints.checkpoint import QuantizedCheckpoint
 from engine_server.models import settings_tables as tables
 
@@ -123,6 +126,49 @@ def in_blocks(folder: Path, value: Any) -> Any:
         return str(error)
 
 
+LORA_TENSORS = {
+    "base_model.model.q_proj.lora_A.weight": torch.ones(2, 6), "base_model.model.q_proj.lora_B.weight": torch.ones(8, 2)
+}  # fmt: skip
+EXPERT_TENSORS = {
+    "base_model.model.experts.lora_A.weight": torch.ones(4, 6),
+    "base_model.model.experts.lora_B.weight": torch.ones(8, 4),
+}  # fmt: skip
+
+
+def read_lora(folder: Path, settings: dict[str, Any], tensors: dict[str, Tensor] = LORA_TENSORS) -> Any:
+    """Return the updates of an adapter of rank 2, or the words of a refusal."""
+    folder.mkdir()
+    write(folder, {"peft_type": "LORA", "r": 2, "lora_alpha": 4} | settings, tensors)
+    try:
+        adapter = read_low_rank_adapter(folder, 4, 1 << 20, {"experts.down_proj": 2})
+    except AdapterError as error:
+        return str(error)
+    return {name: update.b.tolist() for name, update in adapter.pairs.items()}
+
+
+def lora(name: str, folder: Path, value: Any) -> Any:
+    return read_lora(folder, {name: value}, EXPERT_TENSORS if name == "target_parameters" else LORA_TENSORS)
+
+
+def read_virtual_tokens(folder: Path, settings: dict[str, Any]) -> Any:
+    """Return the embeddings of three virtual tokens, or the words of a refusal."""
+    folder.mkdir()
+    write(folder, {"num_virtual_tokens": 3} | settings, {"prompt_embeddings": torch.ones(3, 8)})
+    try:
+        return read_prompt_adapter(folder, 3, 8).embeddings.tolist()
+    except AdapterError as error:
+        return str(error)
+
+
+def virtual_tokens(kind: str, name: str, folder: Path, value: Any) -> Any:
+    return read_virtual_tokens(folder, {"peft_type": kind} | {name: value})
+
+
+def of_virtual_tokens(kind: str) -> dict[str, Change]:
+    changes = {"peft_type": (kind, "PREFIX_TUNING"), "num_virtual_tokens": (3, 4)}
+    return {name: Change(values, partial(virtual_tokens, kind, name)) for name, values in changes.items()}
+
+
 def transforms(location: str) -> dict[str, Any]:
     """Return transforms as SpinQuant has them."""
     apply = [{"targets": ["Linear"], "location": location}]
@@ -167,4 +213,15 @@ READ: dict[str, dict[str, Change]] = {
         }.items()
     } | {"block_structure": Change(([16, 16], [32, 16]), in_blocks)},
     tables.UNUSED_ARGUMENTS.name: {},
+    tables.LORA.name: {
+        name: Change(values, partial(lora, name))
+        for name, values in {
+            "peft_type": ("LORA", "LOHA"), "r": (2, 3), "lora_alpha": (4, 5), "use_rslora": (False, True),
+            "rank_pattern": ({}, {"q_proj": 3}), "alpha_pattern": ({}, {"q_proj": 5}),
+            "target_parameters": (["experts.down_proj"], ["experts.gate_up_proj"]),
+            "init_lora_weights": (True, "pissa"),
+        }.items()
+    },
+    tables.PROMPT_TUNING.name: of_virtual_tokens("PROMPT_TUNING"),
+    tables.P_TUNING.name: of_virtual_tokens("P_TUNING"),
 }  # fmt: skip

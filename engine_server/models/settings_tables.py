@@ -1,4 +1,4 @@
-"""Every setting of the formats of a model's folder, with what is done about it.
+"""Every setting of the formats of a model's and an adapter's folder, with what is done about it.
 
 The tables of docs/models.md are made of these by tests/settings_tables.py, and tests compare the names and the defaults
 with the libraries' classes. config.json has no table: transformers' own modules read it.
@@ -154,3 +154,44 @@ UNUSED_ARGUMENTS = Format(
     ),
     closed=True,
 )
+
+# What all of PEFT's adapters have in common.
+_PEFT = read(METHOD, "peft_type") | harmless(
+    NOTE, "auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision", "task_type"
+)
+LORA = Format(
+    "adapter_config.json, LORA",
+    "PEFT's LoraConfig",
+    _PEFT
+    | read("scale of the updates", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern")
+    | read("experts and routers alone", "target_parameters")
+    | read("refused if it changed the base model's weights", "init_lora_weights")
+    | harmless(BY_TENSORS, "ensure_weight_tying", "exclude_modules", "layers_pattern", "layers_to_transform",
+               "target_modules")
+    | harmless("the layer's class shows it", "fan_in_fan_out")
+    | harmless(PROCESS, "corda_config", "eva_config", "loftq_config", "lora_dropout", "lora_ga_config",
+               "qalora_group_size")
+    | harmless(SPEED, "megatron_config", "megatron_core", "runtime_config")
+    | refused("more than sums of low-rank products", bias="none", use_dora=False, lora_bias=False, modules_to_save=None,
+              trainable_token_indices=None, alora_invocation_tokens=None, layer_replication=None, use_qalora=False,
+              use_bdlora=None, arrow_config=None, kasa_config=None, monteclora_config=None, velora_config=None),
+)  # fmt: skip
+_VIRTUAL_TOKENS = (
+    _PEFT
+    | read("checked with the embeddings", "num_virtual_tokens")
+    | harmless(BY_TENSORS, "num_attention_heads", "num_layers", "num_transformer_submodules", "token_dim")
+    | refused("other weights than embeddings", modules_to_save=None)
+)
+PROMPT_TUNING = Format(
+    "adapter_config.json, PROMPT_TUNING",
+    "PEFT's PromptTuningConfig",
+    _VIRTUAL_TOKENS
+    | harmless(PROCESS, "prompt_tuning_init", "prompt_tuning_init_text", "tokenizer_kwargs", "tokenizer_name_or_path"),
+)  # fmt: skip
+P_TUNING = Format(
+    "adapter_config.json, P_TUNING",
+    "PEFT's PromptEncoderConfig",
+    _VIRTUAL_TOKENS
+    | harmless(PROCESS, "encoder_dropout", "encoder_hidden_size", "encoder_num_layers",
+               "encoder_reparameterization_type"),
+)  # fmt: skip

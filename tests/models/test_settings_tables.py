@@ -5,14 +5,25 @@ import json
 import logging
 import re
 from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
+from peft import LoraConfig, PeftConfig, PromptEncoderConfig, PromptTuningConfig
 from pydantic import BaseModel
-from read_settings import GROUP, READ, SETTINGS, llama, read_weight, transforms
+from read_settings import (
+    GROUP,
+    READ,
+    SETTINGS,
+    llama,
+    read_lora,
+    read_virtual_tokens,
+    read_weight,
+    transforms,
+)
 from settings_tables import FORMATS, documented, table
 from transformers import (
     AwqConfig,
@@ -54,6 +65,11 @@ def model_defaults(kind: type[BaseModel]) -> dict[str, Any]:
     return {name: field.get_default(call_default_factory=True) for name, field in kind.model_fields.items()}
 
 
+def adapter_defaults(kind: type[PeftConfig]) -> dict[str, Any]:
+    """Return every setting of a class of PEFT with its default."""
+    return {field.name: getattr(kind(), field.name) for field in fields(kind)}
+
+
 # The settings of the libraries' classes, with their defaults.
 LIBRARIES: dict[str, Callable[[], dict[str, Any]]] = {
     GENERATION_CONFIG.name: generation_defaults,
@@ -66,6 +82,9 @@ LIBRARIES: dict[str, Callable[[], dict[str, Any]]] = {
     tables.SCHEME.name: partial(model_defaults, QuantizationScheme),
     tables.WEIGHTS.name: partial(model_defaults, QuantizationArgs),
     tables.UNUSED_ARGUMENTS.name: partial(model_defaults, QuantizationArgs),
+    tables.LORA.name: partial(adapter_defaults, LoraConfig),
+    tables.PROMPT_TUNING.name: partial(adapter_defaults, PromptTuningConfig),
+    tables.P_TUNING.name: partial(adapter_defaults, PromptEncoderConfig),
 }
 
 
@@ -215,3 +234,12 @@ def test_refused_quantisation_settings_name_the_file(
     method = settings["quant_method"]
     message = read_weight(tmp_path / "model", method, SETTINGS[method] | settings)
     assert re.search(f"^quantization_config in FOLDER/config.json.*{words}", message), message
+
+
+def test_unknown_settings_of_an_adapter_do_not_keep_it_from_being_read(tmp_path: Path) -> None:
+    short = {name: value for name, value in UNKNOWN.items() if len(name) < 1000} | {"long": "value" * 10_000}
+    assert read_lora(tmp_path / "lora", short) == read_lora(tmp_path / "known", {})
+    for kind in ("PROMPT_TUNING", "P_TUNING"):
+        assert read_virtual_tokens(tmp_path / kind, {"peft_type": kind} | short) == [[1.0] * 8] * 3
+    found = read_virtual_tokens(tmp_path / "refused", {"peft_type": "P_TUNING", "modules_to_save": ["score"]})
+    assert "adapter_config.json has modules_to_save ['score'] (it takes null)" in found
