@@ -175,6 +175,61 @@ def transforms(location: str) -> dict[str, Any]:
     return {"config_groups": {"R4": {"type": "hadamard", "apply": apply}}}
 
 
+MODULE = "sentence_transformers.models."
+DENSE = {
+    "in_features": 32, "out_features": 16, "bias": True, "use_residual": False,
+    "activation_function": "torch.nn.modules.activation.Tanh",
+}  # fmt: skip
+# The modules of two kinds of models, with their settings.
+EMBEDDING: dict[str, dict[str, Any]] = {
+    "Pooling": {"pooling_mode": "mean", "embedding_dimension": 32}, "Dense": DENSE, "Normalize": {},
+}  # fmt: skip
+RERANKER: dict[str, dict[str, Any]] = {"LogitScore": {"true_token_id": 5, "false_token_id": 6}}
+
+
+def read_modules(folder: Path, modules: dict[str, dict[str, Any]], /, **files: Any) -> Any:
+    """Return what is read of a pooling model's folder, or the words of a refusal. files: contents, by name."""
+    llama(folder)
+    entries = [{"idx": 0, "name": "0", "path": "", "type": f"{MODULE}Transformer"}]
+    for number, (name, settings) in enumerate(modules.items(), 1):
+        path = f"{number}_{name}"
+        (folder / path).mkdir()
+        (folder / path / "config.json").write_text(json.dumps(settings))
+        entries.append({"idx": number, "name": str(number), "path": path, "type": f"{MODULE}{name}"})
+    for name, content in ({"modules": entries} | files).items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    try:
+        model = EngineArgs(model=str(folder), skip_tokenizer_init=True).create_engine_config().model_config
+    except ValueError as error:
+        return str(error).replace(str(folder), "FOLDER")
+    return model.pooling, model.max_model_len
+
+
+def of_file(file: str, modules: dict[str, dict[str, Any]], name: str, folder: Path, value: Any) -> Any:
+    common = {"prompts": {"query": "Query: "}} if name == "default_prompt_name" else {}
+    return read_modules(folder, modules, **{file: common | {name: value}})
+
+
+def of_module(kind: str, name: str, folder: Path, value: Any) -> Any:
+    modules = RERANKER if kind in RERANKER else EMBEDDING
+    own = modules[kind]
+    if name.startswith("pooling_mode_"):  # beside another, since the mean is the default
+        own = {"pooling_mode_cls_token": name != "pooling_mode_cls_token"}
+    files = (
+        {"config_sentence_transformers": {"prompts": {"query": "Query: "}}}
+        if name == "include_prompt"
+        else {}
+    )
+    return read_modules(folder, modules | {kind: own | {name: value}}, **files)
+
+
+def of_entry(name: str, folder: Path, value: Any) -> Any:
+    entries = [
+        {"path": "", "type": f"{MODULE}Transformer"}, {"path": "1_Pooling", "type": f"{MODULE}Pooling"} | {name: value}
+    ]  # fmt: skip
+    return read_modules(folder, {"Pooling": {"pooling_mode": "cls"}, "Other": {}}, modules=entries)
+
+
 # By the names of formats and settings.
 READ: dict[str, dict[str, Change]] = {
     tables.GENERATION_CONFIG.name: {
@@ -224,4 +279,47 @@ READ: dict[str, dict[str, Change]] = {
     },
     tables.PROMPT_TUNING.name: of_virtual_tokens("PROMPT_TUNING"),
     tables.P_TUNING.name: of_virtual_tokens("P_TUNING"),
+    tables.ENTRY.name: {
+        "type": Change((f"{MODULE}Pooling", f"{MODULE}WeightedLayerPooling"), partial(of_entry, "type")),
+        "path": Change(("1_Pooling", "2_Other"), partial(of_entry, "path")),
+    },
+    tables.SENTENCE_TRANSFORMERS.name: {
+        name: Change(values, partial(of_file, "config_sentence_transformers", modules, name))
+        for name, (values, modules) in {
+            "model_type": (("SentenceTransformer", "SparseEncoder"), EMBEDDING),
+            "prompts": (({"a": "A: "}, {"a": "B: "}), EMBEDDING),
+            "default_prompt_name": ((None, "query"), EMBEDDING),
+            "truncate_dim": ((8, 9), EMBEDDING),
+            "activation_fn": (("torch.nn.Sigmoid", "torch.nn.Identity"), RERANKER),
+        }.items()
+    },
+    tables.ENCODER.name: {
+        name: Change(values, partial(of_file, "sentence_bert_config", modules, name))
+        for name, (values, modules) in {
+            "processing_kwargs": (({}, {"chat_template": {"add_generation_prompt": True}}), RERANKER),
+            "max_seq_length": ((16, 17), EMBEDDING),
+            "do_lower_case": ((False, True), EMBEDDING),
+        }.items()
+    },
+    tables.POOLING.name: {
+        name: Change(values, partial(of_module, "Pooling", name))
+        for name, values in {
+            "pooling_mode": ("mean", ["cls"]), "include_prompt": (True, False),
+            "pooling_mode_cls_token": (True, False), "pooling_mode_max_tokens": (False, True),
+            "pooling_mode_mean_tokens": (False, True), "pooling_mode_mean_sqrt_len_tokens": (False, True),
+            "pooling_mode_weightedmean_tokens": (False, True), "pooling_mode_lasttoken": (False, True),
+        }.items()
+    },
+    tables.NORMALIZE.name: {},
+    tables.DENSE.name: {
+        name: Change(values, partial(of_module, "Dense", name))
+        for name, values in {
+            "in_features": (32, 31), "out_features": (16, 17), "bias": (True, False), "use_residual": (False, True),
+            "activation_function": ("torch.nn.modules.activation.Tanh", "torch.nn.modules.activation.ReLU"),
+        }.items()
+    },
+    tables.LOGIT_SCORE.name: {
+        name: Change(values, partial(of_module, "LogitScore", name))
+        for name, values in {"true_token_id": (5, 7), "false_token_id": (6, None)}.items()
+    },
 }  # fmt: skip

@@ -195,3 +195,66 @@ P_TUNING = Format(
     | harmless(PROCESS, "encoder_dropout", "encoder_hidden_size", "encoder_num_layers",
                "encoder_reparameterization_type"),
 )  # fmt: skip
+
+ENTRY = Format(
+    "modules.json",
+    "sentence-transformers",
+    read("chooses the layers after the encoder", "type", "path")
+    | harmless(NOTE, "idx", "name")
+    | harmless("requests have no arguments of modules", "kwargs"),
+)
+SENTENCE_TRANSFORMERS = Format(
+    "config_sentence_transformers.json",
+    "sentence-transformers",
+    read("SentenceTransformer and CrossEncoder", "model_type")
+    | read("put before texts", "prompts", "default_prompt_name")
+    | read("the default length", "truncate_dim")
+    | read("of scores", "activation_fn")
+    | harmless("scores of embeddings are cosines, as in vLLM", "similarity_fn_name")
+    | harmless(SPEED, "keep_in_fp32_modules")
+    | harmless(NOTE, "__version__"),
+)
+_STATED = "the modules after it and the model's class show it"
+ENCODER = Format(
+    "sentence_bert_config.json",
+    "sentence-transformers' Transformer",
+    read("add_generation_prompt, continue_final_message", "processing_kwargs")
+    | harmless(_STATED, "transformer_task", "modality_config", "module_output_name")
+    | harmless(SPEED, "unpad_inputs")
+    | refused("of models with a vector for each token", query_length=None, document_length=None, query_expansion=None),
+    read("the default context", "max_seq_length")
+    | read("texts in lower case", "do_lower_case")
+    | harmless(SPEED, "backend", "model_args", "model_kwargs")
+    | refused("`--tokenizer` chooses it", tokenizer_name_or_path=None)
+    | refused("`--hf-overrides` changes the config", config_args=None, config_kwargs=None)
+    | refused("the tokenizer's files alone are read", tokenizer_args=None, processor_kwargs=None),
+)  # fmt: skip
+POOLING = Format(
+    "Pooling",
+    "sentence-transformers' Pooling",
+    read("the first or last token, or the mean", "pooling_mode")
+    | read("refused if it leaves out prompts", "include_prompt")
+    | harmless("the model's hidden size", "embedding_dimension"),
+    read("as pooling_mode, which precedes them", "pooling_mode_cls_token", "pooling_mode_max_tokens",
+         "pooling_mode_mean_tokens", "pooling_mode_mean_sqrt_len_tokens", "pooling_mode_weightedmean_tokens",
+         "pooling_mode_lasttoken")
+    | harmless("the model's hidden size", "word_embedding_dimension"),
+)  # fmt: skip
+_INPUT = "sentence_embedding"
+NORMALIZE = Format(
+    "Normalize",
+    "sentence-transformers' Normalize",
+    refused("another vector", module_input_name=_INPUT, module_output_name=_INPUT),
+)
+DENSE = Format(
+    "Dense",
+    "sentence-transformers' Dense",
+    read("the layer", "in_features", "out_features", "bias", "activation_function", "use_residual")
+    | refused("another vector", module_input_name=_INPUT, module_output_name=_INPUT),
+)
+LOGIT_SCORE = Format(
+    "LogitScore",
+    "sentence-transformers' LogitScore",
+    read("the answers' tokens", "true_token_id", "false_token_id")
+    | refused("another output", module_input_name="causal_logits"),
+)

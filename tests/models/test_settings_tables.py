@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,14 @@ from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig
 from peft import LoraConfig, PeftConfig, PromptEncoderConfig, PromptTuningConfig
 from pydantic import BaseModel
 from read_settings import (
+    EMBEDDING,
     GROUP,
     READ,
+    RERANKER,
     SETTINGS,
     llama,
     read_lora,
+    read_modules,
     read_virtual_tokens,
     read_weight,
     transforms,
@@ -70,7 +74,7 @@ def adapter_defaults(kind: type[PeftConfig]) -> dict[str, Any]:
     return {field.name: getattr(kind(), field.name) for field in fields(kind)}
 
 
-# The settings of the libraries' classes, with their defaults.
+# The settings of the libraries' classes, with their defaults. The other formats have no class.
 LIBRARIES: dict[str, Callable[[], dict[str, Any]]] = {
     GENERATION_CONFIG.name: generation_defaults,
     tables.GPTQ.name: partial(quantization_defaults, GPTQConfig),
@@ -101,15 +105,39 @@ def refused() -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)
+# Modules of sentence-transformers, which few installations have, by the names of formats.
+MODULES = {
+    tables.ENCODER.name: ("base.modules.transformer", "Transformer"),
+    tables.POOLING.name: ("sentence_transformer.modules.pooling", "Pooling"),
+    tables.NORMALIZE.name: ("base.modules.normalize", "Normalize"),
+    tables.DENSE.name: ("base.modules.dense", "Dense"),
+    tables.LOGIT_SCORE.name: ("cross_encoder.modules.logit_score", "LogitScore"),
+}
+WITH_CLASS = [format for format in FORMATS if format.name in LIBRARIES]
+
+
+@pytest.mark.parametrize("format", WITH_CLASS, ids=lambda format: format.name)
 def test_a_table_has_the_settings_of_the_librarys_class(format: Format) -> None:
     assert format.settings.keys() == LIBRARIES[format.name]().keys()
     assert not format.settings.keys() & format.others.keys()
 
 
-@pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)
-def test_defaults_of_the_library_and_empty_values_are_never_refused(format: Format) -> None:
+def test_tables_have_the_settings_that_modules_of_sentence_transformers_save() -> None:
+    pytest.importorskip("sentence_transformers")
+    for format in FORMATS:
+        if format.name in MODULES:
+            module, name = MODULES[format.name]
+            kind = getattr(import_module(f"sentence_transformers.{module}"), name)
+            assert format.settings.keys() == set(kind.config_keys), format.name
+
+
+@pytest.mark.parametrize("format", WITH_CLASS, ids=lambda format: format.name)
+def test_defaults_of_the_library_are_never_refused(format: Format) -> None:
     format.check(LIBRARIES[format.name](), "file")
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)
+def test_empty_values_are_never_refused(format: Format) -> None:
     for empty in (None, False, "", [], {}, {"a": [None]}):
         format.check(dict.fromkeys(format.all, empty), "file")
 
@@ -243,3 +271,55 @@ def test_unknown_settings_of_an_adapter_do_not_keep_it_from_being_read(tmp_path:
         assert read_virtual_tokens(tmp_path / kind, {"peft_type": kind} | short) == [[1.0] * 8] * 3
     found = read_virtual_tokens(tmp_path / "refused", {"peft_type": "P_TUNING", "modules_to_save": ["score"]})
     assert "adapter_config.json has modules_to_save ['score'] (it takes null)" in found
+
+
+def test_unknown_settings_of_sentence_transformers_do_not_keep_a_model_from_starting(tmp_path: Path) -> None:
+    for kind in (EMBEDDING, RERANKER):
+        name = next(iter(kind))
+        files = {"config_sentence_transformers": UNKNOWN, "sentence_bert_config": UNKNOWN}
+        modules = {module: settings | UNKNOWN for module, settings in kind.items()}
+        known = read_modules(tmp_path / f"{name}-known", kind)
+        assert read_modules(tmp_path / name, modules, **files) == known and not isinstance(known, str)
+
+
+@pytest.mark.parametrize(
+    ("modules", "files", "words"),
+    [
+        (
+            EMBEDDING,
+            {"sentence_bert_config": {"query_length": 32}},
+            r"FOLDER/sentence_bert_config.json has query_len",
+        ),
+        (
+            EMBEDDING,
+            {"sentence_roberta_config": {"config_args": {"x": 1}}},
+            r"sentence_roberta_config.json has config_",
+        ),
+        (
+            EMBEDDING | {"Normalize": {"module_input_name": "token_embeddings"}},
+            {},
+            r"3_Normalize/config.json has module_input_name 'token_embeddings' \(it takes 'sentence_embedding'",
+        ),
+        (
+            EMBEDDING,
+            {"config_sentence_transformers": {"model_type": "SparseEncoder"}},
+            "has model_type 'SparseEncoder', which is not supported; it takes SentenceTransformer and CrossEncoder",
+        ),
+    ],
+    ids=str,
+)
+def test_refused_settings_of_sentence_transformers_name_the_file(
+    tmp_path: Path, modules: dict[str, Any], files: dict[str, Any], words: str
+) -> None:
+    assert re.search(words, message := read_modules(tmp_path / "model", modules, **files)), message
+
+
+def test_pooling_mode_precedes_the_flags_of_older_files(tmp_path: Path) -> None:
+    both = {"pooling_mode": ["cls"], "pooling_mode_mean_tokens": True}
+    found, _ = read_modules(tmp_path / "model", {"Pooling": both})
+    assert found.pooling == "CLS"
+
+
+def test_settings_of_the_encoder_are_found_by_their_older_names(tmp_path: Path) -> None:
+    _, length = read_modules(tmp_path / "model", EMBEDDING, sentence_distilbert_config={"max_seq_length": 13})
+    assert length == 13
