@@ -13,6 +13,8 @@ logger = logging.getLogger(__name__)
 Verdict = Literal["read", "refused", "harmless"]
 # Unknown settings that a log line names.
 MOST_NAMED = 10
+# Levels of lists and objects that are searched for a value.
+MOST_LEVELS = 4
 
 
 class Setting(NamedTuple):
@@ -107,8 +109,9 @@ def _changes_nothing(value: Any, setting: Setting) -> bool:
     return is_empty(value) or bool(value == setting.default)
 
 
-def is_empty(value: Any) -> bool:
-    """Return True for null, false, an empty text, and lists and objects of nothing else."""
-    if isinstance(value, dict | list):
-        return all(map(is_empty, value.values() if isinstance(value, dict) else value))
+def is_empty(value: Any, levels: int = MOST_LEVELS) -> bool:
+    """Return True for null, false, an empty text, and lists and objects of nothing else, within some levels."""
+    if isinstance(value, dict | list) and levels:
+        parts = value.values() if isinstance(value, dict) else value
+        return all(is_empty(part, levels - 1) for part in parts)
     return value is None or value is False or value == ""

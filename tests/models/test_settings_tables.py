@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from causal_models import run_engine, start
 from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
 from peft import LoraConfig, PeftConfig, PromptEncoderConfig, PromptTuningConfig
 from pydantic import BaseModel
@@ -216,6 +217,15 @@ def test_a_models_folder_with_refused_generation_settings_does_not_start(model_f
 def test_unknown_generation_settings_do_not_keep_a_model_from_starting(model_folder: Path) -> None:
     write(model_folder, top_k=7, **UNKNOWN)
     assert defaults(model_folder) == {"top_k": 7}
+
+
+def test_unknown_settings_of_the_config_do_not_keep_a_model_from_starting(model_folder: Path) -> None:
+    file = model_folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | UNKNOWN))
+    write(model_folder, **UNKNOWN)
+    engine = start(str(model_folder), "dummy")
+    ((tokens, _),) = run_engine(engine, [[5, 6]])
+    assert tokens
 
 
 def test_suppressed_tokens_are_never_generated_and_others_are_no_tokens(model_folder: Path) -> None:
