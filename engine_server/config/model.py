@@ -19,6 +19,8 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     min_p: float | None = None
     repetition_penalty: float | None = None
     max_tokens: int | None = None
+    # Tokens that are never generated, each as a word of its own.
+    bad_words_token_ids: list[list[int]] | None = None
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):

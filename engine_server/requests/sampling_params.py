@@ -53,7 +53,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, tag=True, omit_defaults=True)
     mark_token_ids: tokens that delimit parts of the output, special ones or not. The n-th is shown in the text as one
         character, U+D800 + n, a lone surrogate that no decoded text contains.
     logit_bias: added to the logits of tokens. bad_words: texts that are never generated, at the start of a word or
-        inside one; bad_words_token_ids are their tokens, filled in at admission.
+        inside one; bad_words_token_ids are never generated either, and hold the tokens of bad_words from admission on.
     logits_processors: import paths among those of EngineArgs.logits_processors.
     extra_args: plain data that is passed along with the request for other code; the engine doesn't read it.
     truncate_prompt_tokens: number of tokens to keep from the end of the prompt; -1: as many as fit.

@@ -262,7 +262,7 @@ AVERAGE = (f"{PACKAGE}.Pooling", "1_Pooling")
         ("2_Dense/config.json", json.dumps(dense(HIDDEN + 1, 4)[1]), "33 in_features and 4 out_features"),
         ("2_Dense/config.json", json.dumps(dense(HIDDEN, 0)[1]), "0 out_features"),
         ("2_Dense/config.json", json.dumps(dense(HIDDEN, 4, bias="yes")[1]), "2_Dense/config.json can't be read"),
-        ("2_Dense/config.json", json.dumps(dense(HIDDEN, 4, module_input_name="tokens")[1]), "takes and gives"),
+        ("2_Dense/config.json", json.dumps(dense(HIDDEN, 4, module_input_name="tokens")[1]), "has module_input"),
         ("2_Dense/config.json", None, "2_Dense/config.json is missing"),
         ("1_Pooling/config.json", None, "1_Pooling/config.json is missing"),
         ("1_Pooling/config.json", '{"pooling_mode": "max"}', "1_Pooling/config.json: pooling by max"),

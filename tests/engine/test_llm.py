@@ -1,6 +1,8 @@
 """LLM: offline batches, chat, prompts as embeddings, and defaults."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -312,3 +314,34 @@ def test_generate_uses_the_models_sampling_defaults(tiny_llama: Path, tmp_path: 
     assert tokens(first) == tokens(again) and len(tokens(first)[0]) <= 2
     (longer,) = llm.generate([[5, 6]], SamplingParams(max_tokens=5, ignore_eos=True), use_tqdm=False)
     assert len(longer.outputs[0].token_ids) == 5
+
+
+def test_suppressed_tokens_of_the_generation_config_are_those_of_transformers(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    prompt = [5, 6]
+    model = LlamaForCausalLM.from_pretrained(tiny_llama, dtype="float32")
+
+    def generated(**options: Any) -> list[int]:
+        found = model.generate(
+            torch.tensor([prompt]),
+            do_sample=False,
+            max_new_tokens=6,
+            eos_token_id=None,
+            pad_token_id=0,
+            **options,
+        )
+        return found[0, len(prompt) :].tolist()
+
+    suppressed = list(dict.fromkeys(generated()))[:2]
+    expected = generated(suppress_tokens=suppressed)
+    settings = {"temperature": 0, "max_new_tokens": 6, "suppress_tokens": suppressed}
+    (tmp_path / "generation_config.json").write_text(json.dumps(settings))
+    llm = LLM(
+        str(tiny_llama), skip_tokenizer_init=True, num_gpu_blocks_override=16, generation_config=str(tmp_path),
+        dtype="float32",
+    )  # fmt: skip
+    params = llm.get_default_sampling_params()
+    params.ignore_eos = True
+
+    assert tokens(llm.generate([prompt], params, use_tqdm=False)) == [expected] != [generated()]

@@ -118,9 +118,13 @@ def test_digest_depends_on_both_files(tmp_path: Path) -> None:
     ("settings", "tensors", "words"),
     [
         ({"peft_type": "PREFIX_TUNING"}, pair(), "peft_type is 'PREFIX_TUNING'; LORA is supported"),
-        ({"use_dora": True}, pair(), "use_dora is True, which is not supported"),
-        ({"bias": "all"}, pair(), "bias is 'all', which is not supported"),
-        ({"modules_to_save": ["lm_head"]}, pair(), "modules_to_save is .*, which is not supported"),
+        (
+            {"use_dora": True},
+            pair(),
+            r"_config.json has use_dora True \(it takes null\), which is not supported",
+        ),
+        ({"bias": "all"}, pair(), r"has bias 'all' \(it takes 'none' or null\), which is not supported"),
+        ({"modules_to_save": ["lm_head"]}, pair(), r"has modules_to_save \['lm_head'\]"),
         (
             {"target_parameters": ["q_proj.weight"]},
             pair(),

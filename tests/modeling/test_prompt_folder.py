@@ -60,7 +60,7 @@ def test_digest_depends_on_both_files(tmp_path: Path) -> None:
         ({"num_virtual_tokens": 4}, embeddings(4, 8), "has 4 virtual tokens, and the request says 3"),
         ({"num_virtual_tokens": "3"}, embeddings(), "num_virtual_tokens is '3'; it takes an integer from 1 on"),
         ({"num_virtual_tokens": True}, embeddings(), "num_virtual_tokens is True"),
-        ({"modules_to_save": ["score"]}, embeddings(), "modules_to_save is .*, which is not supported"),
+        ({"modules_to_save": ["score"]}, embeddings(), r"has modules_to_save \['score'\] \(it takes null\)"),
         ({}, {}, "the adapter has no prompt_embeddings"),
         ({}, embeddings(3, 9), r"the shape \[3, 9\], and 3 tokens of the model \[3, 8\]: it belongs to another"),
         ({}, embeddings(6, 8), r"the shape \[6, 8\], and 3 tokens"),

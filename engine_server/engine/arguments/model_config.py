@@ -17,9 +17,11 @@ from engine_server.engine.input.answer_ends import (
     declared_ends,
     merged,
     overridden_ends,
+    token_ids,
 )
 from engine_server.models import resolve
 from engine_server.models.hf_config import read_hf_config
+from engine_server.models.settings_tables import GENERATION_CONFIG as GENERATION_SETTINGS
 from engine_server.models.source import locate
 from engine_server.requests.sampling_params import SamplingParams
 
@@ -32,6 +34,7 @@ SAMPLING_NAMES = {
     "repetition_penalty": "repetition_penalty",
     "max_new_tokens": "max_tokens",
 }
+SUPPRESSED = "suppress_tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +82,10 @@ def describe_model(args: Arguments) -> ModelDescription:
         prompt_embeds_size=_embedding_size(text_config) if args.enable_prompt_embeds else None,
         hf_overrides=args.hf_overrides or {},
         trust_remote_code=args.trust_remote_code,
-        sampling_defaults=_sampling_defaults(
-            args.generation_config, path, args.override_generation_config or {}
+        sampling_defaults=SamplingDefaults()
+        if pooling
+        else _sampling_defaults(
+            args.generation_config, path, args.override_generation_config or {}, text_config.vocab_size
         ),
     )
     weights = getattr(text_config, "dtype", None) or "float32"
@@ -135,24 +140,37 @@ def _ends(args: Arguments, path: Path, text_config: Any) -> Ends:
     return declared_ends(_read_json(path / GENERATION_CONFIG), settings, text_config, text_config.vocab_size)
 
 
-def _sampling_defaults(source: str, model: Path, override: dict[str, Any]) -> SamplingDefaults:
+def _sampling_defaults(
+    source: str, model: Path, override: dict[str, Any], vocab_size: int
+) -> SamplingDefaults:
     """Return the defaults of `source`: auto (the model's), vllm (none), or a folder. Raises ValueError.
 
     override: settings that replace those of `source`, with generation_config.json's names.
     """
-    names = (*SAMPLING_NAMES, EOS)
-    if unknown := override.keys() - set(names):
+    names = (*SAMPLING_NAMES, SUPPRESSED, EOS)
+    refused = GENERATION_SETTINGS.refused
+    if unknown := override.keys() - {*names, *refused}:
         raise ValueError(
-            f"override_generation_config has {', '.join(sorted(unknown))}; it takes {', '.join(names)}"
+            f"override_generation_config has {', '.join(sorted(unknown))}; it takes {', '.join(names)}, and null for "
+            "settings that are refused in a file"
         )
-    file, settings = _generation_config(source, model)
-    defaults = {name: (settings | override).get(key) for key, name in SAMPLING_NAMES.items()}
+    file, found = _generation_config(source, model)
+    settings = found | override
+    where = "override_generation_config" if override else str(file)
+    GENERATION_SETTINGS.check(
+        settings,
+        where if override.keys() & refused else str(file),
+        "; generation_config vllm ignores the file, and override_generation_config replaces its settings by null",
+    )
+    defaults = {name: settings.get(key) for key, name in SAMPLING_NAMES.items()}
     try:
         SamplingParams.from_optional(**defaults)
+        suppressed = token_ids(settings.get(SUPPRESSED), where, SUPPRESSED)
     except ValueError as error:
-        where = "override_generation_config" if override else file
         raise ValueError(f"{where} has wrong sampling parameters: {error}") from error
-    return SamplingDefaults(**defaults)
+    # Others are no tokens, as in transformers.
+    words = [[one] for one in suppressed if 0 <= one < vocab_size]
+    return SamplingDefaults(**defaults, bad_words_token_ids=words or None)
 
 
 def _generation_config(source: str, model: Path) -> tuple[Path, dict[str, Any]]:

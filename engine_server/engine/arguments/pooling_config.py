@@ -6,11 +6,11 @@ from typing import Any
 from engine_server.config import Activation, PoolingConfig
 from engine_server.engine.arguments.fields import Arguments
 from engine_server.engine.arguments.sentence_transformers import (
-    ENCODER_SETTINGS,
     MODULES,
     POOLINGS,
     SETTINGS,
     Modules,
+    check_settings,
     read,
     read_encoder_settings,
     read_modules,
@@ -51,6 +51,7 @@ def read_pooling_config(path: Path, config: Any, args: Arguments) -> PoolingConf
     encoder = encoder or getattr(config, "use_bidirectional_attention", None) is True
     if config.is_encoder_decoder:
         raise ValueError(f"{path} has a decoder after the encoder, which is not supported yet")
+    check_settings(path)
     settings = read_settings(path)
     found = modules or Modules(normalize=True)
     common: dict[str, Any] = {"encoder": encoder, "num_token_types": getattr(config, "type_vocab_size", 0)}
@@ -95,8 +96,8 @@ def read_pooling_config(path: Path, config: Any, args: Arguments) -> PoolingConf
 
 def longest_prompt(path: Path) -> int | None:
     """Return the longest prompt in tokens by sentence-transformers' or the tokenizer's settings; None: no limit."""
-    limits = ((ENCODER_SETTINGS, "max_seq_length"), ("tokenizer_config.json", "model_max_length"))
-    lengths = ((read(path / file, dict[str, Any]) or {}).get(key) for file, key in limits)
+    tokenizer = read(path / "tokenizer_config.json", dict[str, Any]) or {}
+    lengths = read_encoder_settings(path).max_seq_length, tokenizer.get("model_max_length")
     return min((int(length) for length in lengths if length), default=None)
 
 

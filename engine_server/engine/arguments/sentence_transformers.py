@@ -4,6 +4,7 @@ Nothing is imported: classes and activations are names in a table here. Nothing 
 meaning of the files is that of sentence-transformers 6.2 (base/modules, cross_encoder/modules, base/model.py).
 """
 
+from collections import ChainMap
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar, get_args
@@ -11,17 +12,30 @@ from typing import Any, TypeVar, get_args
 import msgspec
 
 from engine_server.config import DenseActivation, DenseModule, NormalizeModule, Pooling
+from engine_server.contract.quoting import quote
+from engine_server.models.settings_tables import (
+    DENSE,
+    ENCODER,
+    ENTRY,
+    LOGIT_SCORE,
+    NORMALIZE,
+    POOLING,
+    SENTENCE_TRANSFORMERS,
+)
 
-MODULES, SETTINGS, ENCODER_SETTINGS = (
-    "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"
-)  # fmt: skip
+MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
+# The first that a folder has holds the encoder's settings; older versions named it after the model's class.
+ENCODER_SETTINGS = tuple(
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+MODEL_TYPES = "SentenceTransformer", "CrossEncoder"
 POOLINGS: dict[str, Pooling] = {
     "cls": "CLS", "cls_token": "CLS", "mean": "MEAN", "mean_tokens": "MEAN", "lasttoken": "LAST",
 }  # fmt: skip
 ACTIVATIONS: tuple[DenseActivation, ...] = get_args(DenseActivation)
 # Modules that other libraries have too, and compute differently.
 OWN_MODULES = ("Dense", "LogitScore")
-EMBEDDING = "sentence_embedding"
 # Arguments of apply_chat_template that decide about the text; the others are about its tokens.
 TEMPLATE_ARGUMENTS = ("add_generation_prompt", "continue_final_message")
 T = TypeVar("T")
@@ -48,8 +62,6 @@ class DenseSettings(msgspec.Struct):
     out_features: int
     bias: bool = True
     activation_function: str = "torch.nn.modules.activation.Tanh"
-    module_input_name: str = EMBEDDING
-    module_output_name: str | None = None
     use_residual: bool = False
 
 
@@ -63,6 +75,7 @@ class LogitScoreSettings(msgspec.Struct):
 class ModelSettings(msgspec.Struct):
     """The settings in config_sentence_transformers.json."""
 
+    model_type: str | None = None
     named: dict[str, str | None] | None = msgspec.field(default=None, name="prompts")
     default_prompt_name: str | None = None
     # Class of the activation of a cross-encoder's scores.
@@ -90,6 +103,7 @@ class EncoderSettings(msgspec.Struct):
     """The settings in sentence_bert_config.json."""
 
     do_lower_case: bool | None = None
+    max_seq_length: float | None = None
     processing_kwargs: ProcessingArguments | None = None
 
     @property
@@ -126,6 +140,7 @@ def read_modules(folder: Path, text_config: Any) -> Modules | None:
     entries = read(folder / MODULES, list[Module])
     if not entries:
         return None
+    ENTRY.check(dict(ChainMap(*needed(folder / MODULES, list[dict[str, Any]]))), str(folder / MODULES))
     for entry in entries:
         check_path(folder, entry.path)
     following = [entry for entry in entries if entry.kind != "Transformer"]
@@ -142,6 +157,8 @@ def read_modules(folder: Path, text_config: Any) -> Modules | None:
     size: int | None = None
     for entry in layers:
         if entry.kind == "Normalize":
+            file = folder / entry.path / "config.json"
+            NORMALIZE.check(read(file, dict[str, Any]) or {}, str(file))
             modules.append(NormalizeModule())
         elif entry.kind == "Dense" and pooling is not None:
             dense = dense_module(folder, entry.path, size or text_config.hidden_size)
@@ -161,6 +178,11 @@ def read_modules(folder: Path, text_config: Any) -> Modules | None:
 def read_settings(folder: Path) -> ModelSettings:
     """Return the prompts and other settings of the whole model. Raises ValueError."""
     settings = read(folder / SETTINGS, ModelSettings) or ModelSettings()
+    if settings.model_type not in (None, *MODEL_TYPES):
+        raise ValueError(
+            f"{folder / SETTINGS} has model_type {quote(settings.model_type)}, which is not supported; it takes "
+            f"{' and '.join(MODEL_TYPES)}"
+        )
     name = settings.default_prompt_name
     if name is not None and name not in settings.prompts:
         raise ValueError(
@@ -171,7 +193,19 @@ def read_settings(folder: Path) -> ModelSettings:
 
 def read_encoder_settings(folder: Path) -> EncoderSettings:
     """Return the settings of the encoder. Raises ValueError."""
-    return read(folder / ENCODER_SETTINGS, EncoderSettings) or EncoderSettings()
+    return read(encoder_file(folder), EncoderSettings) or EncoderSettings()
+
+
+def encoder_file(folder: Path) -> Path:
+    """Return the file with the settings of the encoder, whether the folder has it or not."""
+    files = [folder / name for name in ENCODER_SETTINGS]
+    return next((file for file in files if file.is_file()), files[0])
+
+
+def check_settings(folder: Path) -> None:
+    """Raise ValueError for settings of the whole model or of the encoder that are refused, and log unknown ones."""
+    for file, table in ((folder / SETTINGS, SENTENCE_TRANSFORMERS), (encoder_file(folder), ENCODER)):
+        table.check(read(file, dict[str, Any]) or {}, str(file))
 
 
 def check_path(folder: Path, path: str) -> None:
@@ -182,19 +216,23 @@ def check_path(folder: Path, path: str) -> None:
 
 
 def pooling_mode(folder: Path, path: str) -> Pooling:
-    """Return the mode of a Pooling module: one setting, or a flag per mode in older files; the mean by default.
+    """Return the mode of a Pooling module: one setting, else a flag per mode of older files, else the mean.
 
     Raises ValueError.
     """
     file = folder / path / "config.json"
     settings = needed(file, dict[str, Any])
+    POOLING.check(settings, str(file))
     if settings.get("include_prompt") is False and any(read_settings(folder).prompts.values()):
         raise ValueError(
             f"{file} has include_prompt false; pooling takes all tokens of a text and its prompt"
         )
     prefix = "pooling_mode_"
-    flags = [key.removeprefix(prefix) for key, value in settings.items() if key.startswith(prefix) and value]
-    mode = " and ".join(flags) or str(settings.get("pooling_mode") or "mean")
+    modes = settings.get("pooling_mode") or [
+        key.removeprefix(prefix) for key, value in settings.items() if key.startswith(prefix) and value
+    ]
+    mode = " and ".join(map(str, modes)) if isinstance(modes, list) else str(modes)
+    mode = mode or "mean"
     if mode not in POOLINGS:
         raise ValueError(f"{file}: pooling by {mode} isn't supported; by {', '.join(POOLINGS)} is")
     return POOLINGS[mode]
@@ -204,17 +242,13 @@ def dense_module(folder: Path, path: str, in_features: int) -> DenseModule:
     """Return a Dense module that takes vectors of `in_features` numbers. Raises ValueError."""
     file = folder / path / "config.json"
     settings = needed(file, DenseSettings)
+    DENSE.check(needed(file, dict[str, Any]), str(file))
     package, _, name = settings.activation_function.rpartition(".")
     activation = next((own for own in ACTIVATIONS if own == name), None)
     if activation is None or not package.startswith("torch.nn"):
         raise ValueError(
             f"{file} has {settings.activation_function} as activation_function; of torch.nn it takes "
             f"{', '.join(ACTIVATIONS)}"
-        )
-    names = settings.module_input_name, settings.module_output_name or settings.module_input_name
-    if names != (EMBEDDING, EMBEDDING):
-        raise ValueError(
-            f"{file} computes {names[1]} from {names[0]}; a Dense module takes and gives {EMBEDDING}"
         )
     if settings.in_features != in_features or settings.out_features < 1:
         raise ValueError(
@@ -234,6 +268,7 @@ def dense_module(folder: Path, path: str, in_features: int) -> DenseModule:
 def score_tokens(file: Path) -> list[int]:
     """Return the tokens of a LogitScore module: the negative answer and the positive one, or the latter alone."""
     settings = needed(file, LogitScoreSettings)
+    LOGIT_SCORE.check(needed(file, dict[str, Any]), str(file))
     both = settings.false_token_id, settings.true_token_id
     return [token for token in both if token is not None]
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from engine_server.config import ModelConfig
+from engine_server.contract.quoting import quote
 from engine_server.engine.input.template_end import TemplateEnd, rendered_end
 
 if TYPE_CHECKING:
@@ -31,11 +32,11 @@ OVERRIDE = "override_generation_config"
 Ends = dict[str, list[int]]
 
 
-def token_ids(value: object, source: str) -> list[int]:
-    """Return the tokens of an `eos_token_id`, which is null, one, or a list. Raises ValueError."""
+def token_ids(value: object, source: str, name: str = EOS) -> list[int]:
+    """Return the tokens of a setting such as `eos_token_id`, which is null, one, or a list. Raises ValueError."""
     found = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(one, int) and not isinstance(one, bool) for one in found):
-        raise ValueError(f"{source} has {EOS} {value!r}; it takes a token's id, or a list of them")
+        raise ValueError(f"{source} has {name} {quote(value)}; it takes a token's id, or a list of them")
     return list(dict.fromkeys(found))
 
 

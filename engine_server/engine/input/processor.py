@@ -256,11 +256,12 @@ class Processor:
         return wanted
 
     def _bad_words(self, params: SamplingParams) -> list[list[int]] | None:
-        """Return the tokens of each bad word, at the start of a word and inside one."""
+        """Return the tokens of each bad word, at the start of a word and inside one, and those that are given."""
+        given = params.bad_words_token_ids
         if not params.bad_words:
-            return params.bad_words_token_ids
+            return given
         if self.tokenizer is None:
             raise InvalidRequestError("the engine has no tokenizer; give bad_words_token_ids", "bad_words")
         texts = [prefix + word.lstrip() for word in params.bad_words for prefix in ("", " ")]
         encoded = (self.tokenizer.encode(text, add_special_tokens=False) for text in texts)
-        return [token_ids for token_ids in encoded if token_ids]
+        return [*(given or ()), *(token_ids for token_ids in encoded if token_ids)]

@@ -17,6 +17,8 @@ from torch import Tensor
 from engine_server.contract.quoting import quote
 from engine_server.modeling.finite import all_finite
 from engine_server.modeling.formats.low_rank import LowRankPair
+from engine_server.models.folder_settings import Format
+from engine_server.models.settings_tables import LORA
 
 T = TypeVar("T")
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -26,22 +28,6 @@ CONFIG_BYTES = 1 << 20
 KEY = re.compile(r"base_model\.model\.(.+)\.lora_(embedding_)?([AB])(?:\.weight)?")
 # The frozen table that PEFT saves beside the update of an embedding.
 FROZEN = re.compile(r"base_model\.model\.(.+?)(\.base_layer)?\.weight")
-# Settings with which an adapter is more than sums of low-rank products, and the values that are harmless.
-UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "bias": ("none",),
-    "use_dora": (False,),
-    "lora_bias": (False,),
-    "modules_to_save": (None, []),
-    "trainable_token_indices": (None, [], {}),
-    "alora_invocation_tokens": (None, []),
-    "layer_replication": (None, []),
-    "use_qalora": (False,),
-    "use_bdlora": (None, False),
-    "arrow_config": (None,),
-    "kasa_config": (None,),
-    "monteclora_config": (None,),
-    "velora_config": (None,),
-}
 # The weights of experts, and of routers, that an adapter may change as parameters of their module. PEFT's wrapper of
 # the first is the innermost.
 PARAMETERS = "gate_up_proj", "down_proj", "weight"
@@ -73,7 +59,7 @@ def read_low_rank_adapter(
     model's stacked weights that take adapters, and 1 for those of routers.
     """
     settings = read_settings(folder)
-    check_settings(settings)
+    check_settings(settings, folder)
     largest = f"an adapter of rank {max_rank}, the engine's max_lora_rank, has"
     digest, tensors = read_weights(folder, max_bytes, largest)
     return LowRankAdapter(digest, paired(tensors, settings, max_rank, num_weights))
@@ -121,16 +107,14 @@ def read_weights(folder: Path, max_bytes: int, largest: str) -> tuple[str, dict[
     return digest.hexdigest(), tensors
 
 
-def check_settings(settings: Mapping[str, Any]) -> None:
+def check_settings(settings: Mapping[str, Any], folder: Path) -> None:
     """Raise AdapterError for another kind of adapter than LoRA, and for settings that would change the result."""
     kind = settings.get("peft_type")
     if kind != "LORA":
         raise AdapterError(
             f"peft_type is {quote(kind)}; LORA is supported, and PROMPT_TUNING and P_TUNING as prompt adapters"
         )
-    for name, harmless in UNSUPPORTED.items():
-        if name in settings and settings[name] not in harmless:
-            raise AdapterError(f"{name} is {quote(settings[name])}, which is not supported")
+    check_table(LORA, settings, folder)
     for target in target_parameters(settings):
         if target.rpartition(".")[2] not in PARAMETERS:
             raise AdapterError(
@@ -143,6 +127,14 @@ def check_settings(settings: Mapping[str, Any]) -> None:
             f"init_lora_weights is {quote(start)}, which changes the base model's weights; PEFT can convert such an "
             "adapter when it saves it"
         )
+
+
+def check_table(table: Format, settings: Mapping[str, Any], folder: Path) -> None:
+    """Raise AdapterError for settings that the table of their format refuses."""
+    try:
+        table.check(settings, str(folder / CONFIG))
+    except ValueError as error:
+        raise AdapterError(str(error)) from None
 
 
 def target_parameters(settings: Mapping[str, Any]) -> list[str]:

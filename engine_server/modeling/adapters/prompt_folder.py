@@ -16,12 +16,15 @@ from engine_server.modeling.adapters.peft_folder import (
     CONFIG,
     AdapterError,
     adapter_bytes,
+    check_table,
     read_settings,
     read_weights,
 )
 from engine_server.modeling.finite import all_finite
+from engine_server.models.settings_tables import P_TUNING, PROMPT_TUNING
 
-KINDS = ("PROMPT_TUNING", "P_TUNING")
+# The settings of each kind.
+KINDS = {"PROMPT_TUNING": PROMPT_TUNING, "P_TUNING": P_TUNING}
 # PEFT's name of the one tensor.
 EMBEDDINGS = "prompt_embeddings"
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -48,10 +51,9 @@ def read_prompt_adapter(folder: Path, num_virtual: int, size: int) -> PromptAdap
             f"peft_type is {quote(settings.get('peft_type'))}; PROMPT_TUNING and P_TUNING are supported, and LORA as "
             "LoRA adapters"
         )
+    check_table(KINDS[settings["peft_type"]], settings, folder)
     if found != num_virtual:
         raise AdapterError(f"{CONFIG} has {found} virtual tokens, and the request says {num_virtual}")
-    if settings.get("modules_to_save") not in (None, []):
-        raise AdapterError(f"modules_to_save is {quote(settings['modules_to_save'])}, which is not supported")
     max_bytes = adapter_bytes(num_virtual * size)
     digest, tensors = read_weights(folder, max_bytes, f"{num_virtual} virtual tokens take")
     return PromptAdapter(digest, checked(tensors, num_virtual, size))
@@ -62,7 +64,7 @@ def num_virtual_tokens(settings: Mapping[str, Any]) -> int | None:
 
     Raises AdapterError if it isn't a number.
     """
-    if settings.get("peft_type") not in KINDS:
+    if settings.get("peft_type") not in [*KINDS]:  # it may be anything, and not hashable
         return None
     count = settings.get("num_virtual_tokens")
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:

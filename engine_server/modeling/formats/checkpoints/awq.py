@@ -28,7 +28,9 @@ class Awq(Scheme):
         if bits != BITS:
             raise ValueError(f"AWQ with {bits} bits is not supported; known is 4")
         self.group = settings.get("group_size", settings.get("q_group_size"))
-        form = str(settings.get("version", "gemm")).lower()
+        form = str(settings.get("version") or settings.get("format") or "gemm").lower()
+        if settings.get("backend") == "llm-awq":
+            form = "llm-awq"
         if form != "gemm":
             raise ValueError(f"the AWQ form {form} is not supported; known is gemm")
 

@@ -15,6 +15,8 @@ from engine_server.modeling.formats.checkpoints.mxfp4 import Mxfp4
 from engine_server.modeling.formats.checkpoints.own import Own
 from engine_server.modeling.formats.checkpoints.scheme import Scheme
 from engine_server.modeling.formats.checkpoints.stored import StoredTensor, StoredWeight, stored_tensors
+from engine_server.models import settings_tables as tables
+from engine_server.models.folder_settings import Format
 from engine_server.models.gguf import METHOD
 
 # Readers by the `quant_method` of a config's `quantization_config`.
@@ -26,6 +28,15 @@ SCHEMES: dict[str, type[Scheme]] = {
     "fp8": Float8,
     "gptq": Gptq,
     "mxfp4": Mxfp4,
+}
+# Their settings, but for those of our own form.
+SETTINGS: dict[str, Format] = {
+    "awq": tables.AWQ,
+    "compressed-tensors": tables.COMPRESSED_TENSORS,
+    "fbgemm_fp8": tables.FBGEMM,
+    "fp8": tables.FP8,
+    "gptq": tables.GPTQ,
+    "mxfp4": tables.MXFP4,
 }
 
 
@@ -43,8 +54,13 @@ class QuantizedCheckpoint:
                 f"its weights are quantized with {method}, which is not supported; "
                 f"known are {', '.join(sorted(SCHEMES))}"
             )
+        place = f"quantization_config in {folder / 'config.json'}"
+        if method in SETTINGS:
+            SETTINGS[method].check(settings, place)
         try:
             scheme = SCHEMES[method](settings)
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from error
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"its quantization_config is not one of {method}: {error!r}") from error
         modules: dict[str, dict[str, StoredTensor]] = defaultdict(dict)

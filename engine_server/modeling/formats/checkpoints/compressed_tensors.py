@@ -12,19 +12,30 @@ from typing import Any
 
 import torch
 
+from engine_server.contract.quoting import quote
 from engine_server.modeling.formats.checkpoints.codes import WORD, integer_format, unpacked
 from engine_server.modeling.formats.checkpoints.float8 import UNUSED, float8_weights
 from engine_server.modeling.formats.checkpoints.scheme import Scheme, check_group, taken
 from engine_server.modeling.formats.checkpoints.stored import FLOATS, StoredTensor, StoredWeight
 from engine_server.modeling.formats.integer import IntegerFormat
 from engine_server.modeling.formats.quantized import QuantizedFormat
+from engine_server.models.settings_tables import SCHEME, UNUSED_ARGUMENTS, WEIGHTS
 
+# The locations of transforms that are applied to weights before they are stored.
+WEIGHT_TRANSFORMS = "weight_input", "weight_output"
 FORMS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision", "dense")
 
 
 class CompressedTensors(Scheme):
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        groups = list((settings.get("config_groups") or {}).values())
+        named_groups = settings.get("config_groups") or {}
+        for name, group in named_groups.items():
+            check_group_settings(
+                group, f"config_groups.{name}", group.get("format") or settings.get("format")
+            )
+        UNUSED_ARGUMENTS.check(settings.get("kv_cache_scheme") or {}, "kv_cache_scheme")
+        check_transforms(settings.get("transform_config") or {})
+        groups = list(named_groups.values())
         forms = {str(settings.get("format"))} | {
             str(group["format"]) for group in groups if group.get("format")
         }
@@ -107,6 +118,31 @@ class CompressedTensors(Scheme):
         used = [part for part in (codes, scales, zeros) if part is not None]
         build = partial(_build_int8, codes, scales, zeros)
         return {"weight": StoredWeight((outputs, inputs), used, IntegerFormat, build)}
+
+
+def check_group_settings(group: Mapping[str, Any], place: str, form: str | None) -> None:
+    """Raise ValueError for settings of a group that the library doesn't know or that are not supported.
+
+    form: that in which its weights are stored.
+    """
+    SCHEME.check(group, place)
+    weights = group.get("weights") or {}
+    WEIGHTS.check(weights, f"{place}.weights")
+    if form == "pack-quantized" and weights.get("type", "int") != "int":
+        raise ValueError(f"{place}.weights has type {quote(weights['type'])}; packed codes are int")
+    for name in ("input_activations", "output_activations"):
+        UNUSED_ARGUMENTS.check(group.get(name) or {}, f"{place}.{name}")
+
+
+def check_transforms(settings: Mapping[str, Any]) -> None:
+    """Raise ValueError for transforms of anything but weights, of which a checkpoint has the result."""
+    for name, scheme in (settings.get("config_groups") or {}).items():
+        for one in scheme["apply"]:
+            if one["location"] not in WEIGHT_TRANSFORMS:
+                raise ValueError(
+                    f"transform_config.config_groups.{name} has location {quote(one['location'])}, which is not "
+                    f"supported; it takes {' and '.join(WEIGHT_TRANSFORMS)}"
+                )
 
 
 def check_scales(scales: StoredTensor, outputs: int, inputs: int) -> None:

@@ -27,9 +27,7 @@ class Gptq(Scheme):
             )
         self.bits: int = settings["bits"]
         self.group = settings.get("group_size")
-        if settings.get("dynamic"):
-            raise ValueError("GPTQ with settings for single modules (dynamic) is not supported")
-        form = settings.get("checkpoint_format") or "gptq"
+        form = str(settings.get("checkpoint_format") or settings.get("format") or "gptq").lower()
         if form not in ("gptq", "gptq_v2"):
             raise ValueError(f"the GPTQ form {form} is not supported; known are gptq and gptq_v2")
         self.offset = 1 if form == "gptq" else 0
