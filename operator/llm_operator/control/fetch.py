@@ -11,6 +11,11 @@ from llm_operator.control.resources import EVENTS, PODS, child_path
 from llm_operator.observed import Fetch, Manifest, claim_key, fetch_key
 from llm_operator.status.problems import unusable_model
 
+# A Job has one pod at a time; evicted ones stay around, and anybody in the namespace may give a pod the label.
+MOST_PODS = 20
+# The newest pods, whose Warnings are read.
+MOST_SUBJECTS = 3
+
 
 async def observe_fetch(
     cluster: Cluster, namespace: str, cache: ModelCache, progress: Progress | None
@@ -19,12 +24,16 @@ async def observe_fetch(
 
     Those about a claim that is bound by now, or that had the same name before, are left out.
     """
-    page = await cluster.call("GET", PODS.path(namespace), labelSelector=f"{MODEL_CACHE_LABEL}={cache.name}")
-    pods: list[Manifest] = page["items"]
+    selector = f"{MODEL_CACHE_LABEL}={cache.name}"
+    page = await cluster.call("GET", PODS.path(namespace), labelSelector=selector, limit=str(MOST_PODS))
+    pods: list[Manifest] = sorted(page["items"], key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
     if progress is not None:
         return Fetch(tuple(pods), progress.done, progress.total)
     claim = await cluster.find(child_path(namespace, claim_key(cache.claim)))
-    subjects = pods if claim is None or claim.get("status", {}).get("phase") == "Bound" else [claim, *pods]
+    newest = pods[-MOST_SUBJECTS:]
+    subjects = (
+        newest if claim is None or claim.get("status", {}).get("phase") == "Bound" else [claim, *newest]
+    )
     return Fetch(tuple(pods), warnings=await warnings_about(cluster, namespace, subjects))
 
 
@@ -50,7 +59,10 @@ async def warnings_about(
     """Return the Warnings about these objects, the newest last."""
     selectors = [f"type=Warning,involvedObject.uid={subject['metadata']['uid']}" for subject in subjects]
     pages = await asyncio.gather(
-        *(cluster.call("GET", EVENTS.path(namespace), fieldSelector=selector) for selector in selectors)
+        *(
+            cluster.call("GET", EVENTS.path(namespace), fieldSelector=selector, limit="50")
+            for selector in selectors
+        )
     )
     events = [event for page in pages for event in page["items"]]
     return tuple(sorted(events, key=lambda event: str(event.get("lastTimestamp") or "")))

@@ -26,7 +26,7 @@ from llm_operator.control.outdated_templates import OutdatedTemplates
 from llm_operator.control.pace import Pace
 from llm_operator.control.pod_questions import PodQuestions
 from llm_operator.control.queue import LONGEST_DELAY_SECONDS, WorkQueue
-from llm_operator.control.record import Record, marked
+from llm_operator.control.record import Record, lacks_owner_alone, marked
 from llm_operator.control.resources import (
     CHILD_KINDS,
     CHILDREN,
@@ -298,7 +298,7 @@ class Reconciler:
                     continue
                 if existing is not None and uid not in owners_of(existing):
                     await self.check_owner(key, observed.subject)
-                await self.apply(key, child, planned)
+                await self.apply(key, child, planned, existing)
             for child in decision.plan.delete:
                 child_uid = observed.children[child]["metadata"]["uid"]
                 await self.cluster.delete(key.namespace, child, uid=child_uid)
@@ -331,11 +331,16 @@ class Reconciler:
         if metadata.get("uid") != owner["metadata"]["uid"] or "deletionTimestamp" in metadata:
             raise RefusedError("it is being deleted or was replaced, and adopts nothing")
 
-    async def apply(self, key: Key, child: ChildKey, planned: Manifest) -> None:
+    async def apply(self, key: Key, child: ChildKey, planned: Manifest, existing: Manifest | None) -> None:
         """Apply one child, and wake the others that share it."""
         resource = CHILDREN[child.api_version, child.kind]
         manager = field_manager(planned, key.name)
-        applied = await self.cluster.apply(key.namespace, child, marked(planned), manager)
+        if existing is not None and lacks_owner_alone(planned, existing):
+            (owner,) = planned["metadata"]["ownerReferences"]
+            uid = existing["metadata"]["uid"]
+            applied = await self.cluster.share(key.namespace, child, uid, owner, manager)
+        else:
+            applied = await self.cluster.apply(key.namespace, child, marked(planned), manager)
         self.records[key].settle(child, planned, trimmed(resource, applied))
         for other in self.store.put(resource, applied) - {key}:
             self.queue.add(other)

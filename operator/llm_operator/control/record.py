@@ -58,11 +58,20 @@ def is_applied(planned: Manifest, existing: Manifest) -> bool:
     if is_shared(planned):
         owners = existing["metadata"].get("ownerReferences", ())
         is_owner = all(owner in owners for owner in planned["metadata"]["ownerReferences"])
-        return (
-            is_owner and is_shared(existing) and has_values(without_owners(existing), without_owners(planned))
-        )
+        return is_owner and has_shared_values(planned, existing)
     annotations = existing["metadata"].get("annotations", {})
     return annotations.get(APPLIED_ANNOTATION) == plan_hash(planned) and has_values(existing, planned)
+
+
+def lacks_owner_alone(planned: Manifest, existing: Manifest) -> bool:
+    """Return True if a shared child is as planned, but that others own it alone."""
+    return bool(existing["metadata"].get("ownerReferences")) and has_shared_values(planned, existing)
+
+
+def has_shared_values(planned: Manifest, existing: Manifest) -> bool:
+    """Return True if both are shared children, and `existing` has each value of `planned`, whoever owns it."""
+    are_shared = is_shared(planned) and is_shared(existing)
+    return are_shared and has_values(without_owners(existing), without_owners(planned))
 
 
 def without_owners(manifest: Manifest) -> Manifest:

@@ -134,3 +134,26 @@ def test_llmdeployments_that_no_longer_use_a_shared_child_release_and_delete_it(
         world.apply(planned, manager=field_manager(planned, deployment.name))
 
     until(lambda: world.find("configmap", name) is None)
+
+
+async def test_further_owners_of_a_child_that_is_as_planned_change_nothing_else(
+    world: Any, cluster: Cluster, unwatched: str, name: str
+) -> None:
+    key = ChildKey("v1", "ConfigMap", name)
+    owners = [
+        {"apiVersion": "fairlead.dev/v1alpha1", "kind": "LLMDeployment", "name": each, "uid": each}
+        for each in "abc"
+    ]
+    metadata = {"labels": {"fairlead.dev/llmdeployment": ""}, "ownerReferences": owners[:1]}
+    metadata |= {"name": name, "namespace": unwatched}
+    world.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"a": "b"}})
+    before = world.get("configmap", name, unwatched)
+
+    for owner in owners[1:]:
+        uid = before["metadata"]["uid"]
+        after = await cluster.share(unwatched, key, uid, owner, f"fairlead/{owner['name']}")
+
+    assert [each["uid"] for each in after["metadata"]["ownerReferences"]] == ["a", "b", "c"]
+    assert (after["data"], after["metadata"]["labels"]) == ({"a": "b"}, metadata["labels"])
+    with pytest.raises(ApiException):
+        await cluster.share(unwatched, key, "another", owners[0], "fairlead/a")
