@@ -29,6 +29,8 @@ SENDER_FIELDS = (b"origin", b"x-forwarded-for")
 # Fields of these lists and with these beginnings never pass, whatever is added to the fields that do.
 KEPT = frozenset((*HOP_BY_HOP_FIELDS, *REWRITTEN_FIELDS, *CREDENTIAL_FIELDS, *SENDER_FIELDS))
 KEPT_BEGINNINGS = (b"fairlead-", b"access-control-", b"sec-fetch-")
+# How names of fields with secrets end: OpenAI-Api-Key, X-Auth-Token. They pass if they are listed by their whole names.
+SECRET_ENDINGS = (b"key", b"token", b"secret", b"authorization")
 # Fields that the router looks at, whether they pass or not.
 READ = KEPT | {
     *(name.lower().encode() for name in ALL_HEADERS),
@@ -65,7 +67,9 @@ class ForwardedFields:
         """Return True if the field with this name in lower case passes."""
         if key in KEPT or key.startswith(KEPT_BEGINNINGS):
             return False
-        return key in self._names or key.startswith(self._beginnings)
+        if key in self._names:
+            return True
+        return key.startswith(self._beginnings) and not key.endswith(SECRET_ENDINGS)
 
     def treatment(self, name: bytes) -> tuple[bytes | None, bool]:
         """Return the name in lower case if the router reads the field, else None, and True if it is forwarded."""

@@ -61,8 +61,19 @@ def test_some_fields_pass_with_no_list(name):
 
 
 @pytest.mark.parametrize(
+    "name",
+    [b"OpenAI-Api-Key", b"Anthropic-Api-Key", b"anthropic-auth-token", b"X-Team-Secret", b"X-Authorization"],
+)
+def test_fields_with_secrets_pass_only_by_their_whole_names(name):
+    assert not REQUEST_FIELDS.include(name.lower())
+    assert not REQUEST_FIELDS.with_more([b"*", b"x-*"]).include(name.lower())
+    assert REQUEST_FIELDS.with_more([name.lower()]).include(name.lower())
+
+
+@pytest.mark.parametrize(
     ("forwarded", "name"),
     [
+        (ANSWER_FIELDS, b"x-ratelimit-remaining-tokens"),
         (REQUEST_FIELDS, b"Accept-Language"),
         (REQUEST_FIELDS, b"anthropic-beta"),
         (REQUEST_FIELDS, b"X-Stainless-Arch"),
