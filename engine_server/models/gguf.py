@@ -91,14 +91,9 @@ def renew(gguf: Path, converted: Path, place: Path, own_tokenizer: bool = False)
 
 
 def is_current(place: Path, own_tokenizer: bool = False) -> bool:
-    """Return False for a converted folder whose files beside the weights are to be written anew.
-
-    A folder without a record was changed by its user.
-    """
-    if not (place / record.CHECKSUMS).is_file():
-        return True
+    """Return False for a converted folder whose files beside the weights are to be written anew."""
     complete = own_tokenizer or (place / TOKENIZER_CONFIG).is_file()
-    return record.conversion_in(place) == FILES_VERSION and complete
+    return record.recorded(place).conversion == FILES_VERSION and complete
 
 
 def _first(path: Path) -> Path:

@@ -46,22 +46,26 @@ def download_gguf(source: HubRepository, progress: Progress) -> Path:
     assert source.file is not None
     names = shards(source.file)
     with _described(source, progress):
-        revision = source.revision
         expected, missing = [], []
         for name in names:
             try:
-                expected.append(hf_hub_download(source.repository, name, revision=revision, dry_run=True))
+                expected.append(
+                    hf_hub_download(source.repository, name, revision=source.revision, dry_run=True)
+                )
             except errors.RemoteEntryNotFoundError:
                 if len(names) == 1:
                     raise
                 missing.append(name)
-            revision = expected[0].commit_hash if expected else revision
         if missing:
             raise ModelSourceError(
                 f"{source} is one of {len(names)} files; missing in the repository: {some(missing)}"
             )
         _prepare_cache(source, expected, progress)
-        paths = [Path(hf_hub_download(source.repository, name, revision=revision)) for name in names]
+        paths = [Path(hf_hub_download(source.repository, name, revision=source.revision)) for name in names]
+        if len({path.parent for path in paths}) > 1:
+            raise ModelSourceError(
+                f"{source}: the branch has moved during the download; fetch the model again"
+            )
     return paths[0]
 
 

@@ -112,11 +112,6 @@ def commit_in(folder: Path) -> str | None:
     return recorded(folder).commit
 
 
-def conversion_in(folder: Path) -> int | None:
-    """Return the version of the conversion whose files a folder has; None without a record of it."""
-    return recorded(folder).conversion
-
-
 def recorded(folder: Path) -> Checksums:
     """Return what a fetch recorded of a folder's files. Raises msgspec.DecodeError."""
     return _read(folder / CHECKSUMS, Checksums) or Checksums()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from models.conftest import save_split
 from tiers import tiered
 from waiting import until
 
@@ -80,7 +81,9 @@ class Answer(http.server.BaseHTTPRequestHandler):
                 ]
                 self._send(json.dumps(entries).encode())
             case [org, name, "resolve", _, *path]:
-                if self._admitted(org, name, COMMIT):
+                if "/".join(path) not in self._files(name):
+                    self._refuse(404, "EntryNotFound")
+                elif self._admitted(org, name, COMMIT):
                     weights, content = path[-1].startswith("model."), self._files(name)["/".join(path)]
                     size = self._size(path[-1], content) if self.command == "HEAD" else None
                     self._send(content, cut=name == "cut" and weights, stalls=weights, size=size)
@@ -220,6 +223,28 @@ def test_gguf_file_of_a_repository_is_downloaded_and_converted(  # type: ignore[
     weights = "model.safetensors"
     assert (place / weights).read_bytes() == (folder / weights).read_bytes()
     assert commit_of(folder) == commit_of(place) == COMMIT
+
+
+@pytest.mark.thorough
+def test_all_files_of_a_split_gguf_file_are_downloaded(fetch, hub: Hub, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    for file in save_split(tmp_path / "m.gguf", 3):
+        hub.files[f"sub/{file.name}"] = file.read_bytes()
+    done = fetch("hf://org/open/sub/m-00002-of-00003.gguf", "--to", str(tmp_path / "model"))
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "model/model.safetensors").is_file()
+    assert "m-00001-of-00003.gguf: dequantised" not in done.stderr
+
+
+def test_split_gguf_file_of_which_the_repository_lacks_a_part_is_refused_before_the_download(  # type: ignore[no-untyped-def]
+    fetch, hub: Hub, tmp_path: Path
+) -> None:
+    for file in save_split(tmp_path / "m.gguf", 3):
+        hub.files[file.name] = file.read_bytes()
+    del hub.files["m-00003-of-00003.gguf"]
+    done = fetch("hf://org/open/m-00001-of-00003.gguf")
+    assert done.returncode == 1
+    assert "is one of 3 files; missing in the repository: m-00003-of-00003.gguf" in done.stderr
+    assert not [asked for asked in hub.asked if asked.startswith("GET") and "/resolve/" in asked]
 
 
 def test_second_resolution_downloads_nothing_and_works_offline(fetch, hub: Hub) -> None:  # type: ignore[no-untyped-def]
