@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine_server.models import record, store
-from engine_server.models.errors import ModelSourceError
+from engine_server.models.errors import ModelSourceError, UnusableModelError
 from engine_server.models.folder import CONFIG, TOKENIZER_CONFIG
 from engine_server.models.gguf_shards import shards, some
 from engine_server.models.record import Checksums
@@ -47,7 +47,7 @@ def find(path: Path, wanted: bool) -> Path | None:
         return None
     if len({shards(file.name)[0] for file in files}) != 1:
         names = ", ".join(file.name for file in files) or "none"
-        raise ModelSourceError(f"{path}: one .gguf file is expected; there is {names}")
+        raise UnusableModelError(f"{path}: one .gguf file is expected; there is {names}")
     return _first(files[0])
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from gguf import GGUFReader
 
 from engine_server.contract.quoting import quote
-from engine_server.models.errors import ModelSourceError
+from engine_server.models.errors import ModelSourceError, UnusableModelError
 
 if TYPE_CHECKING:
     from gguf import ReaderTensor
@@ -56,7 +56,7 @@ class GgufFile:
     def architecture(self) -> str:
         found = self.get("general.architecture", str)
         if found is None:
-            raise ModelSourceError(f"{self.name} has no key general.architecture")
+            raise UnusableModelError(f"{self.name} has no key general.architecture")
         return found
 
     def names(self, prefix: str) -> list[str]:
@@ -66,9 +66,9 @@ class GgufFile:
     def tensor(self, name: str) -> ReaderTensor | None:
         return next((tensor for tensor in self.tensors if tensor.name == name), None)
 
-    def error(self, key: str, value: object, allowed: str) -> ModelSourceError:
+    def error(self, key: str, value: object, allowed: str) -> UnusableModelError:
         """Return the error for a value that cannot be taken."""
-        return ModelSourceError(f"{self.name}: {key} is {quote(value)}; it takes {allowed}")
+        return UnusableModelError(f"{self.name}: {key} is {quote(value)}; it takes {allowed}")
 
     def _content(self, key: str) -> object:
         field = self._fields.get(key)

@@ -14,7 +14,7 @@ import numpy as np
 from gguf import dequantize
 from numpy.typing import NDArray
 
-from engine_server.models.errors import ModelSourceError
+from engine_server.models.errors import UnusableModelError
 
 if TYPE_CHECKING:
     from engine_server.models.gguf_file import GgufFile
@@ -45,7 +45,7 @@ class Scaling(NamedTuple):
 
 
 def set_rope(file: GgufFile, config: Any) -> None:
-    """Set the rope of transformers' configuration. Raises ModelSourceError for one that it cannot have."""
+    """Set the rope of transformers' configuration. Raises UnusableModelError for one that it cannot have."""
     parameters = getattr(config, "rope_parameters", None)
     if not parameters:
         return
@@ -54,7 +54,7 @@ def set_rope(file: GgufFile, config: Any) -> None:
     kind = own.get("rope_type", "default")
     if kind != "default":  # Gemma 4, whose factors in the file mean the same as this type
         if scaling.factor != 1 or scaling.attention_factor != 1:
-            raise ModelSourceError(
+            raise UnusableModelError(
                 f"{file.name} has {file.architecture}.rope.scaling.*, which {config.model_type} doesn't take: its rope "
                 f"is of the type {kind}"
             )
@@ -62,7 +62,7 @@ def set_rope(file: GgufFile, config: Any) -> None:
     dimensions = _rotated_dimensions(file, config, own)
     common, long, short = (_factors(file, name, dimensions) for name in (FREQUENCIES, LONG, SHORT))
     if (long is None) != (short is None):
-        raise ModelSourceError(f"{file.name} has one of {LONG} and {SHORT}; it takes both or none")
+        raise UnusableModelError(f"{file.name} has one of {LONG} and {SHORT}; it takes both or none")
     if common is not None or long is None or short is None:
         long = short = common
     own |= rope_parameters(
@@ -74,7 +74,7 @@ def set_rope(file: GgufFile, config: Any) -> None:
 
 
 def read_scaling(file: GgufFile, context: int) -> Scaling:
-    """Return the keys of the file. context: positions. Raises ModelSourceError for a value that llama.cpp lacks."""
+    """Return the keys of the file. context: positions. Raises UnusableModelError for a value that llama.cpp lacks."""
     kind = file.of_model("rope.scaling.type", str) or "linear"
     if kind not in TYPES:
         raise file.error(f"{file.architecture}.rope.scaling.type", kind, ", ".join(TYPES))
@@ -148,13 +148,13 @@ def _number(file: GgufFile, name: str) -> float | None:
 
 
 def _factors(file: GgufFile, name: str, dimensions: int) -> Floats | None:
-    """Return the divisors in a tensor, None without it. Raises ModelSourceError."""
+    """Return the divisors in a tensor, None without it. Raises UnusableModelError."""
     tensor = file.tensor(name)
     if tensor is None:
         return None
     factors = dequantize(tensor.data, tensor.tensor_type).astype(np.float64)
     if factors.shape != (dimensions // 2,) or not np.isfinite(factors).all() or (factors <= 0).any():
-        raise ModelSourceError(
+        raise UnusableModelError(
             f"{file.name}: {name} has the shape {list(factors.shape)}, or a number that is not finite or not above 0; "
             f"it takes [{dimensions // 2}], one divisor for each 2 dimensions that are rotated"
         )

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import modeling_gguf_pytorch_utils as readers
 
-from engine_server.models.errors import ModelSourceError
+from engine_server.models.errors import UnusableModelError
 from engine_server.models.gguf_blocks import KINDS, Integers, integers, joined
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 def read_weights(file: "GgufFile", model: Any, dense: bool) -> tuple[dict[str, Tensor], bool]:
     """Return weights by the names of the model's parameters, and True if any stays quantised.
 
-    model: on the meta device. dense: dequantise all. Raises ModelSourceError for scales that are NaN or infinite, for
+    model: on the meta device. dense: dequantise all. Raises UnusableModelError for scales that are NaN or infinite, for
     parameters that the file doesn't have, and for those of another shape.
     """
     weights: dict[str, Tensor] = {}
@@ -47,7 +47,7 @@ def read_weights(file: "GgufFile", model: Any, dense: bool) -> tuple[dict[str, T
     for tensors, parameters in parameters_of(file, model):
         for key in parameters.keys() - tied:
             if parameters[key].shape != shapes[key]:
-                raise ModelSourceError(
+                raise UnusableModelError(
                     f"{file.name}: {key} has the shape {list(parameters[key].shape)}; its metadata expect "
                     f"{list(shapes[key])}"
                 )
@@ -66,7 +66,7 @@ def read_weights(file: "GgufFile", model: Any, dense: bool) -> tuple[dict[str, T
     present = weights.keys() | {key.rpartition("_int")[0] for key in weights}
     missing = {name for name, _ in model.named_parameters()} - present - tied.keys()
     if missing:
-        raise ModelSourceError(f"{file.name} has no weights for {', '.join(sorted(missing)[:3])}")
+        raise UnusableModelError(f"{file.name} has no weights for {', '.join(sorted(missing)[:3])}")
     if dequantised:
         log.info("%s: dequantised to bfloat16: %s", file.name, listed(dequantised))
     if kept:
@@ -169,9 +169,9 @@ def stored(name: str, found: Integers) -> dict[str, Tensor]:
     }
 
 
-def not_finite(tensors: Sequence["ReaderTensor"]) -> ModelSourceError:
+def not_finite(tensors: Sequence["ReaderTensor"]) -> UnusableModelError:
     names = ", ".join(tensor.name for tensor in tensors)
-    return ModelSourceError(f"the scales of {names} are NaN or infinite")
+    return UnusableModelError(f"the scales of {names} are NaN or infinite")
 
 
 def listed(counts: Counter[str]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine_server.contract.model_uri import COMMIT, HubRepository
-from engine_server.models.errors import ModelSourceError
+from engine_server.models.errors import ModelSourceError, UnusableModelError
 from engine_server.models.folder import UNUSED, USED, is_used
 from engine_server.models.gguf_shards import shards, some
 from engine_server.models.progress import Progress
@@ -57,7 +57,7 @@ def download_gguf(source: HubRepository, progress: Progress) -> Path:
                     raise
                 missing.append(name)
         if missing:
-            raise ModelSourceError(
+            raise UnusableModelError(
                 f"{source} is one of {len(names)} files; missing in the repository: {some(missing)}"
             )
         _prepare_cache(source, expected, progress)

@@ -111,8 +111,9 @@ def test_quantised_weights_stay_as_they_are_stored(
     )
 
 
+@pytest.mark.parametrize("load_format", ["auto", "dequantized"])
 def test_file_with_scales_of_nan_is_refused_by_the_name_of_the_tensor(
-    cache: Path, quantised_gguf: Path, tmp_path: Path
+    cache: Path, quantised_gguf: Path, tmp_path: Path, load_format: str
 ) -> None:
     file = Path(shutil.copy(quantised_gguf, tmp_path))
     tensor = next(one for one in GgufFile([file]).tensors if one.name == "blk.0.attn_q.weight")
@@ -120,7 +121,7 @@ def test_file_with_scales_of_nan_is_refused_by_the_name_of_the_tensor(
         stream.seek(int(tensor.data_offset))
         stream.write(np.float16(np.nan).tobytes())
     with pytest.raises(ModelSourceError, match=r"the scales of blk\.0\.attn_q\.weight are NaN or infinite"):
-        resolve(str(file))
+        resolve(str(file), load_format=load_format)
 
 
 @given(st.data())

@@ -20,6 +20,7 @@ from models.conftest import save_split
 from tiers import tiered
 from waiting import until
 
+from engine_server.contract.fetch_status import UNUSABLE
 from engine_server.models import commit_of
 
 COMMIT = "a" * 40
@@ -242,7 +243,7 @@ def test_split_gguf_file_of_which_the_repository_lacks_a_part_is_refused_before_
         hub.files[file.name] = file.read_bytes()
     del hub.files["m-00003-of-00003.gguf"]
     done = fetch("hf://org/open/m-00001-of-00003.gguf")
-    assert done.returncode == 1
+    assert done.returncode == UNUSABLE
     assert "is one of 3 files; missing in the repository: m-00003-of-00003.gguf" in done.stderr
     assert not [asked for asked in hub.asked if asked.startswith("GET") and "/resolve/" in asked]
 
