@@ -10,6 +10,7 @@ from engine_server.contract.model_folder import no_model
 from engine_server.models.errors import UnusableModelError
 
 CONFIG = "config.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 ADAPTER_CONFIG = "adapter_config.json"
 INDEX = "model.safetensors.index.json"
 # The files of a repository or bucket that make a model, and those with the same weights in formats that are not used.
@@ -20,6 +21,11 @@ UNUSED = ["original/*", "onnx/*", "consolidated*"]
 def is_used(name: str) -> bool:
     """Return True for a file that is fetched, by its path in the repository or bucket."""
     return any(fnmatch(name, each) for each in USED) and not any(fnmatch(name, each) for each in UNUSED)
+
+
+def is_weights(name: str) -> bool:
+    """Return True for a file of weights, or the index of several."""
+    return name.endswith(".safetensors") or name == INDEX
 
 
 def check(folder: Path, uri: str, weights: bool = True) -> Path:

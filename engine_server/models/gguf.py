@@ -4,121 +4,189 @@ Weights of the types in gguf_blocks.py stay quantised: `NAME_int4` or `NAME_int8
 `NAME_minima` unless they are symmetric. All others are dequantised to bfloat16.
 """
 
+from __future__ import annotations
+
 import hashlib
+import json
+import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine_server.models import store
-from engine_server.models.errors import ModelSourceError
-from engine_server.models.gguf_ends import read_ends
+from engine_server.models import record, store
+from engine_server.models.errors import ModelSourceError, UnusableModelError
+from engine_server.models.folder import CONFIG, TOKENIZER_CONFIG
+from engine_server.models.gguf_shards import shards, some
+from engine_server.models.record import Checksums
 
 if TYPE_CHECKING:
-    from gguf import GGUFReader
+    from transformers import PretrainedConfig, TokenizersBackend
 
-# Of the files that a conversion writes; another version has another folder.
-FILES_VERSION = 2
+    from engine_server.models.gguf_file import GgufFile
+
+# Of the files beside the weights: those that another version wrote are written anew.
+FILES_VERSION = 3
+# Of the weights: another version has another folder.
+WEIGHTS_VERSION = 1
 # The `quantization_config` of converted models.
 METHOD, VERSION = "integers", 1
-# Names of pre-tokenizers that split numbers into single digits, which transformers' reader ignores.
-_SPLIT_DIGITS = {"smollm"}
+log = logging.getLogger(__name__)
 
 
 def find(path: Path, wanted: bool) -> Path | None:
-    """Return the GGUF file that `path` is or contains, None without one.
+    """Return the GGUF file that `path` is or contains, the first of a split one; None without one.
 
     wanted: prefer it to safetensors in the same folder, and raise ModelSourceError without one.
     """
     if path.is_file():
-        return path.resolve() if path.suffix == ".gguf" else None
+        return _first(path) if path.suffix == ".gguf" else None
     files = sorted(path.glob("*.gguf"))
     if not wanted and (not files or any(path.glob("*.safetensors"))):
         return None
-    if len(files) != 1:
+    if len({shards(file.name)[0] for file in files}) != 1:
         names = ", ".join(file.name for file in files) or "none"
-        raise ModelSourceError(f"{path}: one .gguf file is expected; there is {names}")
-    return files[0].resolve()
+        raise UnusableModelError(f"{path}: one .gguf file is expected; there is {names}")
+    return _first(files[0])
 
 
 def place(gguf: Path, dense: bool) -> Path:
     """Return the cache folder of the converted file; another version of the file has another folder."""
-    status = gguf.stat()
-    form = "" if dense else f" {METHOD} {VERSION}"
-    version = f"{status.st_size} {status.st_mtime_ns} {FILES_VERSION}"
-    key = hashlib.sha256(f"{gguf} {version}{form}".encode()).hexdigest()
+    states = [file.stat() for file in _files(gguf)]
+    version = " ".join(f"{state.st_size} {state.st_mtime_ns}" for state in states)
+    form = "dense" if dense else f"{METHOD} {VERSION}"
+    key = hashlib.sha256(f"{gguf} {version} {WEIGHTS_VERSION} {form}".encode()).hexdigest()
     return store.cache() / "models" / "gguf" / f"{gguf.stem}-{key[:12]}"
 
 
-def convert(gguf: Path, place: Path, dense: bool) -> None:
-    """Write weights, configuration, tokenizer and chat template into the folder `place`.
+def convert(gguf: Path, place: Path, dense: bool, own_tokenizer: bool = False) -> Checksums:
+    """Write weights, configuration, tokenizer and chat templates into the folder `place`.
 
-    dense: dequantise all weights to bfloat16. Raises ModelSourceError for a file that can't be read.
+    dense: dequantise all weights to bfloat16. own_tokenizer: the model is used with a tokenizer of its user, and the
+    file's is left out if it can't be read. Raises ModelSourceError.
     """
-    reader = open_gguf(gguf)
+    with _readable(gguf):
+        file, model, tokenizer = _read(gguf, own_tokenizer)
+        from engine_server.models.gguf_weights import read_weights
+
+        weights, quantised = read_weights(file, model, dense)
+    _set_quantisation(model.config, quantised)
+    model.save_pretrained(place, state_dict=weights, save_original_format=False)
+    _save_tokenizer(tokenizer, place)
+    return Checksums(conversion=FILES_VERSION)
+
+
+def renew(gguf: Path, converted: Path, place: Path, own_tokenizer: bool = False) -> Checksums:
+    """Write the files beside the weights of the folder `converted` anew, into `place`. Raises ModelSourceError."""
+    with _readable(gguf):
+        _, model, tokenizer = _read(gguf, own_tokenizer)
+        settings = json.loads((converted / CONFIG).read_bytes())
+    _set_quantisation(model.config, "quantization_config" in settings)
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(place)
+    model.generation_config.save_pretrained(place)
+    _save_tokenizer(tokenizer, place)
+    return Checksums(conversion=FILES_VERSION)
+
+
+def is_current(place: Path, own_tokenizer: bool = False) -> bool:
+    """Return False for a converted folder whose files beside the weights are to be written anew."""
+    complete = own_tokenizer or (place / TOKENIZER_CONFIG).is_file()
+    return record.recorded(place).conversion == FILES_VERSION and complete
+
+
+def _first(path: Path) -> Path:
+    """Return the file with the keys, of a split file the first one."""
+    first = path.with_name(shards(path.name)[0])
+    _files(first)
+    return first.parent.resolve() / first.name
+
+
+def _files(first: Path) -> list[Path]:
+    """Return all files of a model. Raises ModelSourceError if one is missing."""
+    files = [first.with_name(name) for name in shards(first.name)]
+    if missing := [file.name for file in files if not file.is_file()]:
+        raise ModelSourceError(
+            f"{first.name} is one of {len(files)} files; missing beside it: {some(missing)}"
+        )
+    return files
+
+
+@contextmanager
+def _readable(gguf: Path) -> Iterator[None]:
+    """Turn the errors of a damaged file, which can raise anything, into ModelSourceError."""
+    try:
+        yield
+    except ModelSourceError:
+        raise
+    except Exception as error:
+        raise ModelSourceError(f"{gguf.name}: this GGUF file cannot be read: {error}") from error
+
+
+def _read(gguf: Path, own_tokenizer: bool) -> tuple[GgufFile, Any, TokenizersBackend | None]:
+    """Return the file, its model on the meta device, and its tokenizer, with all settings but the quantisation."""
     # Progress bars are for terminals; transformers reads this when it is imported.
     os.environ.setdefault("TQDM_DISABLE", "1")
     import torch
     import transformers
 
-    from engine_server.models.gguf_weights import read_weights
+    from engine_server.models.gguf_ends import read_ends
+    from engine_server.models.gguf_file import GgufFile
+    from engine_server.models.gguf_tokenizer import read_tokenizer
 
+    file = GgufFile(_files(gguf))
+    tokenizer = None
     try:
-        # A folder's own code is never run: without the option transformers asks for it on a terminal.
-        own: dict[str, Any] = {"gguf_file": gguf.name, "trust_remote_code": False}
-        tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, **own)
-        config = transformers.AutoConfig.from_pretrained(gguf.parent, **own)
-        _restore_expert_size(reader, config)
-        with torch.device("meta"):
-            causal: Any = transformers.AutoModelForCausalLM
-            model = causal.from_config(config, dtype=torch.bfloat16)
-        weights, quantised = read_weights(reader, gguf, model, dense)
-    except ModelSourceError:
-        raise
-    except Exception as error:  # a damaged file can raise anything
-        raise ModelSourceError(f"{gguf.name}: transformers cannot read this GGUF file: {error}") from error
-    if quantised:
-        model.config.quantization_config = {"quant_method": METHOD, "version": VERSION}
-    _restore_pre_tokenizer(reader, tokenizer)
-    ends = read_ends(reader, config.get_text_config())
+        tokenizer = read_tokenizer(file)
+    except ModelSourceError as error:
+        if not own_tokenizer:
+            raise
+        log.info("%s; the tokenizer is left out", error)
+    config = _read_config(file, gguf)
+    with torch.device("meta"):
+        causal: Any = transformers.AutoModelForCausalLM
+        model = causal.from_config(config, dtype=torch.bfloat16)
+    ends = read_ends(file, config.get_text_config())
     eos = ends[0] if len(ends) == 1 else ends or None
     model.config.get_text_config().eos_token_id = eos
     generation: Any = transformers.GenerationConfig
     model.generation_config = generation(
-        bos_token_id=tokenizer.bos_token_id,
+        bos_token_id=tokenizer and tokenizer.bos_token_id,
         eos_token_id=eos,
-        pad_token_id=tokenizer.pad_token_id,
+        pad_token_id=tokenizer and tokenizer.pad_token_id,
     )
-    model.save_pretrained(place, state_dict=weights, save_original_format=False)
-    tokenizer.save_pretrained(place)
+    return file, model, tokenizer
 
 
-def open_gguf(gguf: Path) -> "GGUFReader":
-    """Return a reader of a file whose header and tensors are whole. Raises ModelSourceError."""
-    from gguf import GGUFReader
+def _read_config(file: GgufFile, gguf: Path) -> Any:
+    """Return transformers' configuration, with what its reader leaves out. Raises ModelSourceError."""
+    import transformers
 
-    try:
-        reader = GGUFReader(gguf)
-        for tensor in reader.tensors:
-            if int(tensor.data_offset) + int(tensor.n_bytes) > gguf.stat().st_size:
-                raise ValueError(f"the data of {tensor.name} end beyond the file")
-    except Exception as error:  # a damaged file can raise anything
-        raise ModelSourceError(f"{gguf.name} is truncated or damaged: {error}") from error
-    return reader
+    from engine_server.models.gguf_rope import set_rope
+
+    settings, _ = transformers.PreTrainedConfig.get_config_dict(gguf.parent, gguf_file=gguf.name)
+    if file.architecture == "llama":
+        settings["model_type"] = "llama"  # transformers takes a model that is named "mistral" for one
+    if settings.pop("rope_scaling", None) is not None:  # gpt-oss, whose keys transformers misreads
+        settings["rope_parameters"] = {"rope_type": "default", "rope_theta": settings["rope_theta"]}
+    if (
+        len(file.paths) > 1 and file.tensor("output.weight") is not None
+    ):  # transformers reads the first file alone
+        settings["tie_word_embeddings"] = False
+    config: Any = transformers.AutoConfig.for_model(**settings)
+    experts = file.of_model("expert_feed_forward_length", int)
+    if experts is not None and hasattr(config, "moe_intermediate_size"):
+        config.moe_intermediate_size = experts
+    set_rope(file, config)
+    return config
 
 
-def _restore_expert_size(reader: "GGUFReader", config: Any) -> None:
-    """Set the inner size of experts, which transformers' reader ignores."""
-    architecture = reader.get_field("general.architecture")
-    field = architecture and reader.get_field(f"{architecture.contents()}.expert_feed_forward_length")
-    if field is not None and hasattr(config, "moe_intermediate_size"):
-        config.moe_intermediate_size = field.contents()
+def _set_quantisation(config: PretrainedConfig, quantised: bool) -> None:
+    if quantised:
+        config.quantization_config = {"quant_method": METHOD, "version": VERSION}
 
 
-def _restore_pre_tokenizer(reader: "GGUFReader", tokenizer: Any) -> None:
-    from tokenizers import pre_tokenizers
-
-    field = reader.get_field("tokenizer.ggml.pre")
-    if field is not None and field.contents() in _SPLIT_DIGITS:
-        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-        )
+def _save_tokenizer(tokenizer: TokenizersBackend | None, place: Path) -> None:
+    if tokenizer is not None:
+        tokenizer.save_pretrained(place)

@@ -1,15 +1,18 @@
-"""The tokens that end an answer by a GGUF file, which has one as its eos, and others by name or as texts alone."""
+"""The tokens that end an answer by a GGUF file, which has one as its eos, and others by name or as texts alone.
+
+The texts are those of llama.cpp (src/llama-vocab.cpp).
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gguf import GGUFReader
+    from engine_server.models.gguf_file import GgufFile
 
-NAMES = ("eos_token_id", "eot_token_id", "eom_token_id")
-# The texts that llama.cpp takes for ends of turns and of texts (src/llama-vocab.cpp), but </s>, which is a tag of HTML
-# in some vocabularies and the eos in others.
+NAMES = ("eos", "eot", "eom")
+# The eos of a file without its key, by the kind of the tokenizer.
+DEFAULT_EOS = {"llama": 2, "gpt2": 11}
 TEXTS = frozenset(
     {
         "<|eot_id|>",
@@ -31,27 +34,40 @@ TEXTS = frozenset(
         "_<EOT>",
         "[EOT]",
         "[EOS]",
+        "</s>",
         "<｜end▁of▁sentence｜>",
         "[e~[",
     }
 )
+# Tokens of code that is filled in, which end an answer too: by their keys, else by their texts.
+FILL_IN = {
+    "fim_pad": frozenset({"<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"}),
+    "fim_rep": frozenset({"<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"}),
+    "fim_sep": frozenset({"<|file_sep|>"}),
+}
+# Texts that are special tokens whatever their type in the file.
+SPECIAL_TEXTS = TEXTS.union(*FILL_IN.values())
 # With these, of which one ends an answer, <|end|> ends a part of it.
-PART_END = "<|end|>"
-ANSWER_ENDS = frozenset({"<|return|>", "<|flush|>"})
+PART_END, CALLS, ANSWER_ENDS = "<|end|>", {"<|call|>", "<|calls|>"}, {"<|return|>", "<|flush|>"}
+# With this, </s> is a tag of HTML.
+TAG, WITH_TAGS = "</s>", "<|tool_response>"
 
 
-def read_ends(reader: GGUFReader, config: Any) -> list[int]:
+def read_ends(file: GgufFile, config: Any) -> list[int]:
     """Return the tokens that end an answer. config: transformers' own, which may have a list for the architecture."""
-    named = [reader.get_field(f"tokenizer.ggml.{name}") for name in NAMES]
-    ends = [int(field.contents()) for field in named if field is not None]
+    named = {name: file.get(f"tokenizer.ggml.{name}_token_id", int) for name in (*NAMES, *FILL_IN)}
+    if named["eos"] is None:
+        named["eos"] = DEFAULT_EOS.get(file.get("tokenizer.ggml.model", str) or "")
+    texts = file.items("tokenizer.ggml.tokens", str) or []
+    ends = [token_id for token_id in named.values() if token_id is not None and 0 <= token_id < len(texts)]
     own = getattr(config, "eos_token_id", None)
     if isinstance(own, list):
         ends += own
-    texts = reader.get_field("tokenizer.ggml.tokens")
-    if texts is not None:
-        found = {text: token_id for token_id, text in enumerate(texts.contents()) if text in TEXTS}
-        if not found.keys().isdisjoint(ANSWER_ENDS):
-            part_end = found.pop(PART_END, None)
-            ends = [one for one in ends if one != part_end]
-        ends += found.values()
+    taken = TEXTS.union(*(FILL_IN[name] for name in FILL_IN if named[name] is None))
+    ends += [token_id for token_id, text in enumerate(texts) if text in taken]
+    found = {texts[token_id]: token_id for token_id in ends if token_id < len(texts)}
+    if not found.keys().isdisjoint(CALLS) and not found.keys().isdisjoint(ANSWER_ENDS):
+        ends = [token_id for token_id in ends if token_id != found.get(PART_END)]
+    if WITH_TAGS in found:
+        ends = [token_id for token_id in ends if token_id != found.get(TAG)]
     return list(dict.fromkeys(ends))

@@ -7,7 +7,6 @@ with that: they are dropped if they differ, as where an architecture stores a ma
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,11 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import modeling_gguf_pytorch_utils as readers
 
-from engine_server.models.errors import ModelSourceError
+from engine_server.models.errors import UnusableModelError
 from engine_server.models.gguf_blocks import KINDS, Integers, integers, joined
 
 if TYPE_CHECKING:
-    from gguf import GGUFReader, ReaderTensor
+    from gguf import ReaderTensor
+
+    from engine_server.models.gguf_file import GgufFile
 
 Floats = NDArray[np.float32]
 FLOATS = ("F32", "F16", "BF16")
@@ -32,10 +33,10 @@ PIECE = 1 << 22
 log = logging.getLogger(__name__)
 
 
-def read_weights(reader: "GGUFReader", file: Path, model: Any, dense: bool) -> tuple[dict[str, Tensor], bool]:
+def read_weights(file: "GgufFile", model: Any, dense: bool) -> tuple[dict[str, Tensor], bool]:
     """Return weights by the names of the model's parameters, and True if any stays quantised.
 
-    model: on the meta device. dense: dequantise all. Raises ModelSourceError for scales that are NaN or infinite, for
+    model: on the meta device. dense: dequantise all. Raises UnusableModelError for scales that are NaN or infinite, for
     parameters that the file doesn't have, and for those of another shape.
     """
     weights: dict[str, Tensor] = {}
@@ -43,10 +44,10 @@ def read_weights(reader: "GGUFReader", file: Path, model: Any, dense: bool) -> t
     kept: Counter[str] = Counter()
     dequantised: Counter[str] = Counter()
     tied, shapes = model.all_tied_weights_keys, {key: one.shape for key, one in model.state_dict().items()}
-    for tensors, parameters in parameters_of(reader, model):
+    for tensors, parameters in parameters_of(file, model):
         for key in parameters.keys() - tied:
             if parameters[key].shape != shapes[key]:
-                raise ModelSourceError(
+                raise UnusableModelError(
                     f"{file.name}: {key} has the shape {list(parameters[key].shape)}; its metadata expect "
                     f"{list(shapes[key])}"
                 )
@@ -55,6 +56,8 @@ def read_weights(reader: "GGUFReader", file: Path, model: Any, dense: bool) -> t
             )
             found = None if dense else quantised(tensors, parameters[key].numpy(), heads)
             if found is None:
+                if kinds and not parameters[key].isfinite().all():
+                    raise not_finite(tensors)
                 weights[key] = parameters[key].to(torch.bfloat16)
                 dequantised += kinds
             else:
@@ -63,7 +66,7 @@ def read_weights(reader: "GGUFReader", file: Path, model: Any, dense: bool) -> t
     present = weights.keys() | {key.rpartition("_int")[0] for key in weights}
     missing = {name for name, _ in model.named_parameters()} - present - tied.keys()
     if missing:
-        raise ModelSourceError(f"{file.name} has no weights for {', '.join(sorted(missing)[:3])}")
+        raise UnusableModelError(f"{file.name} has no weights for {', '.join(sorted(missing)[:3])}")
     if dequantised:
         log.info("%s: dequantised to bfloat16: %s", file.name, listed(dequantised))
     if kept:
@@ -71,18 +74,14 @@ def read_weights(reader: "GGUFReader", file: Path, model: Any, dense: bool) -> t
     return weights, bool(kept)
 
 
-def parameters_of(
-    reader: "GGUFReader", model: Any
-) -> Iterator[tuple[list["ReaderTensor"], dict[str, Tensor]]]:
+def parameters_of(file: "GgufFile", model: Any) -> Iterator[tuple[list["ReaderTensor"], dict[str, Tensor]]]:
     """Yield the tensors of each parameter, and the parameter in float32 by its name."""
-    architecture = reader.get_field("general.architecture")
-    assert architecture is not None
-    processor: Any = readers.TENSOR_PROCESSORS.get(architecture.contents(), readers.TensorProcessor)
+    processor: Any = readers.TENSOR_PROCESSORS.get(file.architecture, readers.TensorProcessor)
     processor = processor(config=model.config.to_dict())
     names = readers.get_gguf_hf_weights_map(model, processor)
     parts: dict[str, list[ReaderTensor]] = defaultdict(list)
     # The gate and up of experts are one parameter, in this order.
-    for tensor in sorted(reader.tensors, key=lambda tensor: tensor.name):
+    for tensor in sorted(file.tensors, key=lambda tensor: tensor.name):
         parts[names.get(tensor.name.removesuffix(".weight"), tensor.name)].append(tensor)
     for tensors in parts.values():
         found: dict[str, Tensor] = {}
@@ -119,7 +118,7 @@ def quantised(tensors: Sequence["ReaderTensor"], weight: Floats, heads: Sequence
         codes = integers(kind, np.asarray(tensor.data))
         for factors in (codes.scales, codes.minima):
             if factors is not None and not np.isfinite(factors.astype(np.float32)).all():
-                raise ModelSourceError(f"the scales of {tensor.name} are NaN or infinite")
+                raise not_finite([tensor])
         last = first + codes.codes.shape[-2]
         ordered = in_order(codes, weight[..., first:last, :], heads)
         if ordered is None:
@@ -168,6 +167,11 @@ def stored(name: str, found: Integers) -> dict[str, Tensor]:
         for part, values in parts.items()
         if values is not None
     }
+
+
+def not_finite(tensors: Sequence["ReaderTensor"]) -> UnusableModelError:
+    names = ", ".join(tensor.name for tensor in tensors)
+    return UnusableModelError(f"the scales of {names} are NaN or infinite")
 
 
 def listed(counts: Counter[str]) -> str:

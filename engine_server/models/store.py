@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from threading import Event, Thread
+from typing import NamedTuple
 
 from engine_server.contract.downloads import downloaded
 from engine_server.models import folder, record
 from engine_server.models.errors import ModelSourceError
+from engine_server.models.folder import is_weights
 from engine_server.models.progress import Progress
 from engine_server.models.record import ORIGIN, Checksums
 
@@ -21,6 +23,14 @@ log = logging.getLogger(__name__)
 REPORT_SECONDS = 5.0
 # Writes a model into an empty folder, and returns what its source tells of the files. Raises ModelSourceError.
 Fill = Callable[[Path], Checksums | None]
+
+
+class Renewal(NamedTuple):
+    """How the files beside a model's weights are written anew, where this version would write others."""
+
+    is_current: Callable[[Path], bool]
+    # Writes them into the second folder, an empty one, for the weights in the first. Raises ModelSourceError.
+    write: Callable[[Path, Path], Checksums]
 
 
 def cache() -> Path:
@@ -39,23 +49,27 @@ def materialize(
     can_resume: bool = False,
     check: Callable[[Path, str], object] = folder.check,
     is_hashed: Callable[[str], bool] = record.all_but_weights,
+    renewal: Renewal | None = None,
 ) -> Path:
     """Return `place` once it holds the model `uri`; `fill` writes it into another folder if necessary.
 
     can_resume: `fill` continues in the folder of an interrupted process; otherwise it gets an empty one.
     check: raises ModelSourceError for a folder that isn't complete. is_hashed: returns True for a file of which the
-    content is compared with the record, if `place` is filled already, and not only the size.
+    content is compared with the record, if `place` is filled already, and not only the size. renewal: of files that an
+    earlier version of this program wrote.
     Raises ModelSourceError if `place` holds something else or can't be written.
     """
     place = place.absolute()
     progress = progress or Progress()
     try:
-        if _holds(place, uri, is_hashed):
+        if _holds(place, uri, is_hashed) and (renewal is None or renewal.is_current(place)):
             return place
         place.parent.mkdir(parents=True, exist_ok=True)
         with _locked(place.parent / f".{place.name}.lock"):
             if not _holds(place, uri, is_hashed):
                 _fill(place, uri, fill, progress, can_resume, check)
+            elif renewal is not None and not renewal.is_current(place):
+                _renew(place, renewal)
     except OSError as error:
         raise ModelSourceError(f"{uri}: cannot be written to {place}: {error.strerror or error}") from error
     return place
@@ -87,6 +101,28 @@ def _fill(
     finally:
         if not can_resume:
             shutil.rmtree(staging, ignore_errors=True)
+
+
+def _renew(place: Path, renewal: Renewal) -> None:
+    """Replace the files beside the weights, each at once; an interrupted process leaves a folder to fetch again."""
+    staging = place.parent / f".{place.name}.partial"
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir()
+    try:
+        with step(f"writing the files beside the weights in {place} anew"):
+            known = renewal.write(place, staging)
+        _seal(staging)
+        before = record.recorded(place)
+        weights = {name: digest for name, digest in before.sha256.items() if is_weights(name)}
+        written = {path.relative_to(staging) for path in staging.rglob("*") if path.is_file()}
+        for name in before.sha256.keys() - weights.keys() - {str(path) for path in written}:
+            (place / name).unlink(missing_ok=True)
+        for path in written:
+            (place / path).parent.mkdir(exist_ok=True)
+            (staging / path).replace(place / path)
+        record.write(place, Checksums(before.commit, weights | known.sha256, known.conversion))
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _seal(staging: Path) -> None:

@@ -106,13 +106,15 @@ def save_gguf(
     marks: Sequence[str] = (),
     eot: str | None = None,
     eom: str | None = None,
+    **split: int,
 ) -> Path:
     """Write the model.
 
+    split: settings by which gguf's writer splits it.
     types: those of quantised tensors, by the tensors' names with or without numbers. marks: more special tokens, of
     which `eot` and `eom` are named as the ends of a turn and of a message.
     """
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, architecture, **split)
     writer.add_context_length(CONTEXT)
     writer.add_embedding_length(HIDDEN)
     writer.add_block_count(LAYERS)
@@ -170,6 +172,13 @@ def save_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def save_split(path: Path, count: int) -> list[Path]:
+    """Write the llama as `count` files; return them."""
+    tensors = 2 + LAYERS * 9
+    save_gguf(path, {}, split_max_tensors=-(-tensors // count))
+    return sorted(path.parent.glob(f"{path.stem}-*-of-{count:05d}.gguf"))
 
 
 def _mlp(layer: int) -> dict[str, tuple[int, ...]]:

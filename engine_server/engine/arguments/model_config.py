@@ -113,7 +113,8 @@ def resolve_folder(args: Arguments) -> Path:
         if source.revision not in (None, args.revision):
             raise ValueError(f"revision is {args.revision!r}; {uri} names another")
         uri = str(source._replace(revision=args.revision))
-    return resolve(uri, load_format=args.load_format)
+    own_tokenizer = args.tokenizer is not None or args.skip_tokenizer_init
+    return resolve(uri, load_format=args.load_format, own_tokenizer=own_tokenizer)
 
 
 def _text_config(path: Path, config: Any) -> Any:

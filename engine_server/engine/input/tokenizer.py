@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
 from engine_server.config import ModelConfig
+from engine_server.models.folder import TOKENIZER_CONFIG
+from engine_server.models.gguf_tokenizer import is_converted
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.messages import Vocabulary
 from engine_server.requests.prompts import TokensPrompt
@@ -19,8 +21,6 @@ from engine_server.structured.vocabulary import read_vocabulary
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# The file of every tokenizer that transformers saves.
-TOKENIZER_FILE = "tokenizer_config.json"
 # Tokenizers of adapters that are kept.
 ADAPTER_TOKENIZERS = 16
 
@@ -38,15 +38,16 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase | None:
 @lru_cache(maxsize=ADAPTER_TOKENIZERS)
 def adapter_tokenizer(folder: str) -> PreTrainedTokenizerBase | None:
     """Return the tokenizer in an adapter's folder, or None if there is none. Raises ValueError for a wrong one."""
-    return read_tokenizer(folder, False) if Path(folder, TOKENIZER_FILE).is_file() else None
+    return read_tokenizer(folder, False) if Path(folder, TOKENIZER_CONFIG).is_file() else None
 
 
 def read_tokenizer(source: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     """Return the tokenizer in a folder, or of a hub's name. Raises ValueError."""
-    from transformers import AutoTokenizer  # imports torch, which takes seconds
+    from transformers import AutoTokenizer, TokenizersBackend  # imports torch, which takes seconds
 
+    kind: Any = TokenizersBackend if is_converted(Path(source)) else AutoTokenizer
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+        tokenizer: PreTrainedTokenizerBase = kind.from_pretrained(
             source, local_files_only=Path(source).is_dir(), trust_remote_code=trust_remote_code
         )
     except (OSError, ValueError) as error:

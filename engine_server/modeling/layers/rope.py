@@ -14,6 +14,18 @@ from engine_server.modeling.native.recording import one_operation
 STRETCHED = ("longrope", "dynamic")
 
 
+def is_stretched(rope: Any, layer: str | None = None) -> bool:
+    """Return True if the factors of transformers' rope depend on a length.
+
+    layer: the kind of layers, where a rope has a type for each.
+    """
+    kind = rope.rope_type if layer is None else rope.rope_type[layer]
+    if kind != "longrope":
+        return kind in STRETCHED
+    parameters = rope.config.rope_parameters if layer is None else rope.config.rope_parameters[layer]
+    return bool(parameters["long_factor"] != parameters["short_factor"])
+
+
 class SequenceRope(nn.Module):
     """A rotary embedding whose factors change beyond the trained positions, chosen for each sequence.
 

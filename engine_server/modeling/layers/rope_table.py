@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine_server.modeling.layers.rope import STRETCHED
+from engine_server.modeling.layers.rope import is_stretched
 
 # Bytes of the tables for one kind of layer, above which a rope is computed in each step: those of 131,072 positions of
 # 256 numbers of two bytes. This is about 1 / (layers * KV heads) of the KV cache of a sequence of that length.
@@ -54,10 +54,10 @@ class RopeTable(nn.Module):
         by_type = isinstance(rope.rope_type, dict)
         if [*signature(rope.forward).parameters] != ["x", "position_ids", *["layer_type"] * by_type]:
             return None
-        types = rope.rope_type if by_type else {None: rope.rope_type}
-        if set(types.values()) & set(STRETCHED):
+        layers: list[str | None] = [*rope.rope_type] if by_type else [None]
+        if any(is_stretched(rope, layer) for layer in layers):
             return None
-        tables = {kind: tabulate(rope, length, x, [kind] * by_type) for kind in types}
+        tables = {layer: tabulate(rope, length, x, [layer] * by_type) for layer in layers}
         found = {kind: table for kind, table in tables.items() if table is not None}
         return cls(rope, x.dtype, found) if found.keys() == tables.keys() else None
 

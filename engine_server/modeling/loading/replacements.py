@@ -21,7 +21,7 @@ from engine_server.modeling.layers.gated_experts import GatedExperts
 from engine_server.modeling.layers.kernel_sets.kernel_set import Activation as ActivationKernel
 from engine_server.modeling.layers.kernel_sets.kernel_set import Gate, KernelSet
 from engine_server.modeling.layers.norm import FusedLayerNorm, FusedRMSNorm, HeadNorm, UnweightedRMSNorm
-from engine_server.modeling.layers.rope import STRETCHED, SequenceRope
+from engine_server.modeling.layers.rope import SequenceRope, is_stretched
 from engine_server.modeling.layers.rope_table import ROPE, RopeTable
 from engine_server.modeling.layers.rotation import ChosenRotation
 from engine_server.modeling.layers.weight_layer import original_class
@@ -272,9 +272,10 @@ def replace_ropes(model: nn.Module, device: Device) -> PassReport:
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             rope: Any = child
-            by_type = getattr(rope, "rope_type", None)
-            types = by_type if isinstance(by_type, dict) else {None: by_type}
-            kinds = [kind for kind, rope_type in types.items() if rope_type in STRETCHED]
+            if not hasattr(rope, "rope_type"):
+                continue
+            layers = [*rope.rope_type] if isinstance(rope.rope_type, dict) else [None]
+            kinds = [kind for kind in layers if is_stretched(rope, kind)]
             if len(kinds) > 1:
                 names = " and ".join(map(str, kinds))
                 raise UnsupportedModelError(
