@@ -65,13 +65,14 @@ def _weights(folder: Path) -> list[str]:
     if (folder / INDEX).is_file():
         places = _json_object(folder / INDEX).get("weight_map")
         names = list(places.values()) if isinstance(places, dict) else []
-        if not names or not all(isinstance(name, str) and _is_inside(name) for name in names):
+        if not names or not all(isinstance(name, str) and is_inside(name) for name in names):
             raise ValueError(f"{INDEX} has no weight_map of names of files beside it")
         return sorted(set(names))
     return [] if any(folder.glob("*.safetensors")) else ["*.safetensors"]
 
 
-def _is_inside(name: str) -> bool:
+def is_inside(name: str) -> bool:
+    """Return True for a path of a file that is relative to a model's folder, and stays in it."""
     path = PurePosixPath(name)
     return name != "" and "\0" not in name and not path.is_absolute() and ".." not in path.parts
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine_server.contract.model_uri import COMMIT, HubRepository
+from engine_server.contract.quoting import quote
 from engine_server.models.errors import ModelSourceError, UnusableModelError
-from engine_server.models.folder import UNUSED, USED, is_used
+from engine_server.models.folder import UNUSED, USED, is_inside, is_used
 from engine_server.models.gguf_shards import shards, some
 from engine_server.models.progress import Progress
 from engine_server.models.record import HASHING_THREADS, Checksums, sha256_of
@@ -90,6 +91,8 @@ def fill(source: HubRepository, place: Path, progress: Progress) -> Checksums:
         if re.fullmatch(COMMIT, revision) and info.sha != revision:
             raise ModelSourceError(f"{source}: {constants.ENDPOINT} has commit {info.sha} under this name")
         files = [file for file in info.siblings or () if is_used(file.rfilename)]
+        if outside := [file.rfilename for file in files if not is_inside(file.rfilename)]:
+            raise UnusableModelError(f"{source}: {quote(outside[0])} is not in the repository's folder")
         progress.total = sum(file.size or 0 for file in files)
         missing = sum(file.size or 0 for file in files if not _has_size(place, file))
         check_space(place, missing, str(source))

@@ -209,6 +209,23 @@ def test_a_folder_of_another_commit_than_the_uri_names_is_fetched_again(  # type
     assert json.loads(checksums.read_bytes())["commit"] == COMMIT
 
 
+@pytest.mark.parametrize("name", ["../config.json", "/config.json", "a/../../x.json"])
+def test_a_file_outside_of_the_repository_is_refused_and_stays(
+    fetch,
+    hub: Hub,
+    tmp_path: Path,
+    name: str,  # type: ignore[no-untyped-def]
+) -> None:
+    (tmp_path / "config.json").write_text("another's")
+    hub.files[name] = b"{}"
+
+    done = fetch("hf://org/open", "--to", str(tmp_path / "model"))
+
+    assert done.returncode == 65
+    assert f"{name!r} is not in the repository's folder" in done.stderr
+    assert (tmp_path / "config.json").read_text() == "another's"
+
+
 def test_a_commit_under_the_name_of_another_one_is_refused(fetch, hub: Hub, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     hub.commit = "b" * 40
 

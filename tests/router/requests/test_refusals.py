@@ -5,6 +5,7 @@ import json
 import logging
 
 import pytest
+from resumable_streams import KEEP_ALIVE, Stream, chunk, read, reset
 
 from engine_server.contract.api import Key
 from engine_server.router.requests.outcome import MAX_REFUSAL_BYTES, read_seconds
@@ -404,3 +405,26 @@ def test_a_retry_after_that_is_no_number_of_seconds_means_one(field):
 )
 def test_a_retry_after_has_bounds(field, seconds):
     assert read_seconds(field) == seconds
+
+
+async def comment_and_reset(engine, request, writer, number):
+    chunk(writer, KEEP_ALIVE)
+    await reset(engine, request, writer, number)
+
+
+async def test_a_refusal_without_end_after_the_head_of_a_stream_is_broken_off(start_engine, start_router):
+    started = asyncio.Event()
+
+    async def behave(engine, request, writer):
+        if not started.is_set():
+            started.set()
+            await Stream(0, failure=comment_and_reset)(engine, request, writer)
+            return
+        writer.write(b"HTTP/1.1 503 Busy\r\nTransfer-Encoding: chunked\r\n\r\n")
+        while not writer.transport.is_closing():
+            writer.write(b"1000\r\n" + b"x" * 0x1000 + b"\r\n")
+            await writer.drain()
+
+    router = await start_router({"m": [await start_engine(behave) for _ in range(4)]})
+    body = await read(router)
+    assert body.startswith(KEEP_ALIVE + b'data: {"error":')

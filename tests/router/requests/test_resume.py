@@ -486,21 +486,3 @@ async def test_slow_client_pauses_the_engine_that_continues_its_stream_and_is_no
     assert received.count(b"data: {") == before + after
     assert sum(len(engine.received) for engine in engines) == 2
     assert await router.metric(r"fairlead_router_ejections_total\{.*\}") == 0
-
-
-async def test_a_refusal_without_end_after_the_head_of_a_stream_is_broken_off(start_engine, start_router):
-    started = asyncio.Event()
-
-    async def behave(engine, request, writer):
-        if not started.is_set():
-            started.set()
-            await Stream(0, failure=keep_alive)(engine, request, writer)
-            return
-        writer.write(b"HTTP/1.1 503 Busy\r\nTransfer-Encoding: chunked\r\n\r\n")
-        while not writer.transport.is_closing():
-            writer.write(b"1000\r\n" + b"x" * 0x1000 + b"\r\n")
-            await writer.drain()
-
-    router = await start_router({"m": [await start_engine(behave) for _ in range(4)]})
-    body = await read(router)
-    assert body.startswith(KEEP_ALIVE + b'data: {"error":')
