@@ -83,8 +83,8 @@ FAULTS = (
     Fault(
         "a caller with many requests that wait lets no other one have a turn",
         f"{REQUESTS}/hold/line.py",
-        "max(self._rounds.get(rank, 0), last + 1)",
-        "max(self._rounds.get(rank, 0), last)",
+        "max(highest, last + 1)",
+        "max(highest, last)",
         (f"{TESTS}/hold/test_line.py",),
     ),
     Fault(
