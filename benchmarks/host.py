@@ -3,8 +3,9 @@
     python -m benchmarks.host [--rows 1 64 256] [--rounds 7] [--steps 100] [--vllm PYTHON]
 
 The steps are those of a GPU's loop: overlapped, with staged inputs and a sampler of kernels, which answer at once. Each
-request has a context of about 1,000 tokens and default sampling parameters. Prints the median microseconds of a step by
-part, and saves them under benchmarks/results/:
+request has a context of about 1,000 tokens and default sampling parameters. torch has one thread: it would copy the
+staged inputs, of 32,788 numbers, with a pool of threads, and measure how busy the machine is. Prints the median
+microseconds of a step by part, and saves them under benchmarks/results/:
 - schedule: the choice of the step's requests and their blocks;
 - inputs: the batch as arrays, copied together to the device;
 - sample: the sampler's parameters and masks, and the results that come back;
@@ -30,6 +31,7 @@ from statistics import median
 from typing import Any
 
 import msgspec
+import torch
 
 from benchmarks.record import save
 from engine_server.config import (
@@ -160,6 +162,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=100, help="of a round (%(default)s)")
     parser.add_argument("--vllm", type=Path, metavar="PYTHON", help="an interpreter that has vLLM")
     flags = parser.parse_args()
+    torch.set_num_threads(1)
     sides: dict[str, Callable[[int], Figures]] = {}
     cores = {rows: HostSteps(rows) for rows in flags.rows}
     gc.freeze()  # as the core's process does

@@ -68,7 +68,7 @@ class ScriptedRunner:
             self, pipeline, config.model_config.logprobs_mode, rows, self.platform, self.timer
         )
         tokens, largest = torch.full((rows,), TOKEN), torch.zeros(rows)
-        self.head.kernels.sample = lambda logits, captured_size: (
+        self.head.kernels.sample = lambda logits, captured: (
             tokens[: len(logits)],
             largest[: len(logits)],
         )
