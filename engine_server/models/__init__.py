@@ -9,8 +9,9 @@ from typing import NamedTuple
 import msgspec
 
 from engine_server.contract.model_uri import Bucket, HubRepository, Package
-from engine_server.models import bucket, folder, gguf, hub, package, record, source, store
+from engine_server.models import bucket, folder, hub, package, record, source, store
 from engine_server.models.errors import ModelSourceError, UnusableModelError
+from engine_server.models.gguf import conversion as gguf
 from engine_server.models.progress import Progress
 from engine_server.models.record import Checksums
 

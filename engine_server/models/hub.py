@@ -13,7 +13,7 @@ from engine_server.contract.model_uri import COMMIT, HubRepository
 from engine_server.contract.quoting import quote
 from engine_server.models.errors import ModelSourceError, UnusableModelError
 from engine_server.models.folder import UNUSED, USED, is_inside, is_used
-from engine_server.models.gguf_shards import shards, some
+from engine_server.models.gguf.shards import shards, some
 from engine_server.models.progress import Progress
 from engine_server.models.record import HASHING_THREADS, Checksums, sha256_of
 from engine_server.models.store import check_space, step

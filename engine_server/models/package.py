@@ -16,7 +16,7 @@ from typing import NamedTuple
 from engine_server.contract.python_module import module_command
 from engine_server.models.errors import ModelSourceError, UnusableModelError
 from engine_server.models.folder import ADAPTER_CONFIG, CONFIG, is_weights
-from engine_server.models.gguf import convert, is_current, renew
+from engine_server.models.gguf.conversion import convert, is_current, renew
 from engine_server.models.progress import Progress
 from engine_server.models.record import NOT_CONVERTED, Checksums, recorded
 from engine_server.models.store import Renewal, check_space, step

@@ -18,7 +18,7 @@ import msgspec
 from models import gguf_vocabularies as vocabularies
 from models.gguf_texts import texts
 
-from engine_server.models.gguf_pre_tokenizers import PRE_TOKENIZERS
+from engine_server.models.gguf.pre_tokenizers import PRE_TOKENIZERS
 
 TABLE = Path(__file__).with_suffix(".json")
 NUM_MERGES, NUM_PIECES = 800, 1200

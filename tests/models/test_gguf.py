@@ -20,8 +20,8 @@ from engine_server.modeling.formats.weight_format import as_loaded
 from engine_server.modeling.loading.model_loader import load_model
 from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.models import ModelSourceError, resolve
-from engine_server.models.gguf import convert
-from engine_server.models.gguf_file import GgufFile
+from engine_server.models.gguf.conversion import convert
+from engine_server.models.gguf.file import GgufFile
 
 pytestmark = pytest.mark.transformers
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_server.models.gguf_blocks import KINDS, integers
+from engine_server.models.gguf.blocks import KINDS, integers
 
 OUTPUTS, INPUTS = 3, 512
 # Bytes of the floating factors in a block, by type.

@@ -7,8 +7,8 @@ from models.conftest import save_gguf
 
 from engine_server import EngineArgs
 from engine_server.engine.input.tokenizer import read_tokenizer
-from engine_server.models.gguf_ends import read_ends
-from engine_server.models.gguf_file import GgufFile
+from engine_server.models.gguf.ends import read_ends
+from engine_server.models.gguf.file import GgufFile
 
 
 class Config:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from engine_server.models import record, resolve
-from engine_server.models.gguf import FILES_VERSION
+from engine_server.models.gguf.conversion import FILES_VERSION
 
 pytestmark = pytest.mark.transformers
 WEIGHTS = "model.safetensors"

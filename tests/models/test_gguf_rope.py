@@ -16,8 +16,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from engine_server.modeling.layers.rope import is_stretched
 from engine_server.modeling.layers.rope_table import RopeTable
 from engine_server.models import ModelSourceError, resolve
-from engine_server.models.gguf_file import GgufFile
-from engine_server.models.gguf_rope import set_rope
+from engine_server.models.gguf.file import GgufFile
+from engine_server.models.gguf.rope import set_rope
 
 pytestmark = pytest.mark.transformers
 

@@ -11,9 +11,9 @@ from models.gguf_vocabularies import byte_level, sentence_pieces
 from engine_server import LLM, SamplingParams
 from engine_server.engine.input.tokenizer import read_tokenizer as read_folder
 from engine_server.models import ModelSourceError, resolve
-from engine_server.models.gguf_file import GgufFile
-from engine_server.models.gguf_pre_tokenizers import PRE_TOKENIZERS
-from engine_server.models.gguf_tokenizer import read_tokenizer
+from engine_server.models.gguf.file import GgufFile
+from engine_server.models.gguf.pre_tokenizers import PRE_TOKENIZERS
+from engine_server.models.gguf.tokenizer import read_tokenizer
 
 pytestmark = pytest.mark.transformers
 TABLE = read_table()

@@ -17,7 +17,7 @@ from engine_server.modeling.formats.checkpoints.scheme import Scheme
 from engine_server.modeling.formats.checkpoints.stored import StoredTensor, StoredWeight, stored_tensors
 from engine_server.models import settings_tables as tables
 from engine_server.models.folder_settings import Format
-from engine_server.models.gguf import METHOD
+from engine_server.models.gguf.conversion import METHOD
 
 # Readers by the `quant_method` of a config's `quantization_config`.
 SCHEMES: dict[str, type[Scheme]] = {

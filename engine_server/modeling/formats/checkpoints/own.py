@@ -1,4 +1,4 @@
-"""The form into which models/gguf.py converts GGUF files: a tensor for each attribute of `IntegerFormat`.
+"""The form into which models/gguf converts GGUF files: a tensor for each attribute of `IntegerFormat`.
 
 Of stacked experts these tensors are stacked too.
 """
@@ -14,7 +14,7 @@ from engine_server.modeling.formats.checkpoints.stored import FLOATS, StoredTens
 from engine_server.modeling.formats.integer import IntegerFormat
 from engine_server.modeling.formats.quantized import QuantizedFormat
 from engine_server.modeling.formats.stacked import StackedFormat
-from engine_server.models.gguf import METHOD, VERSION
+from engine_server.models.gguf.conversion import METHOD, VERSION
 
 
 class Own(Scheme):

@@ -15,13 +15,13 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import BPE
 
 from engine_server.models.folder import TOKENIZER_CONFIG
-from engine_server.models.gguf_ends import SPECIAL_TEXTS
-from engine_server.models.gguf_pre_tokenizers import DEFAULT, PRE_TOKENIZERS
+from engine_server.models.gguf.ends import SPECIAL_TEXTS
+from engine_server.models.gguf.pre_tokenizers import DEFAULT, PRE_TOKENIZERS
 
 if TYPE_CHECKING:
     from transformers import TokenizersBackend
 
-    from engine_server.models.gguf_file import GgufFile
+    from engine_server.models.gguf.file import GgufFile
 
 # Of the file's settings. transformers would give some architectures another split, whatever the file has.
 CONVERTED = {"converted_from": "gguf"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from engine_server.models.gguf_file import GgufFile
+    from engine_server.models.gguf.file import GgufFile
 
 NAMES = ("eos", "eot", "eom")
 # The eos of a file without its key, by the kind of the tokenizer.

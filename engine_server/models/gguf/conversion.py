@@ -1,6 +1,6 @@
 """Conversion of GGUF files, once, to folders that load fast: transformers would unpack a GGUF file at every load.
 
-Weights of the types in gguf_blocks.py stay quantised: `NAME_int4` or `NAME_int8`, their codes; `NAME_scales`; and
+Weights of the types in blocks.py stay quantised: `NAME_int4` or `NAME_int8`, their codes; `NAME_scales`; and
 `NAME_minima` unless they are symmetric. All others are dequantised to bfloat16.
 """
 
@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 from engine_server.models import record, store
 from engine_server.models.errors import ModelSourceError, UnusableModelError
 from engine_server.models.folder import CONFIG, TOKENIZER_CONFIG
-from engine_server.models.gguf_shards import shards, some
+from engine_server.models.gguf.shards import shards, some
 from engine_server.models.record import Checksums
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, TokenizersBackend
 
-    from engine_server.models.gguf_file import GgufFile
+    from engine_server.models.gguf.file import GgufFile
 
 # Of the files beside the weights: those that another version wrote are written anew.
 FILES_VERSION = 3
@@ -68,7 +68,7 @@ def convert(gguf: Path, place: Path, dense: bool, own_tokenizer: bool = False) -
     """
     with _readable(gguf):
         file, model, tokenizer = _read(gguf, own_tokenizer)
-        from engine_server.models.gguf_weights import read_weights
+        from engine_server.models.gguf.weights import read_weights
 
         weights, quantised = read_weights(file, model, dense)
     _set_quantisation(model.config, quantised)
@@ -131,9 +131,9 @@ def _read(gguf: Path, own_tokenizer: bool) -> tuple[GgufFile, Any, TokenizersBac
     import torch
     import transformers
 
-    from engine_server.models.gguf_ends import read_ends
-    from engine_server.models.gguf_file import GgufFile
-    from engine_server.models.gguf_tokenizer import read_tokenizer
+    from engine_server.models.gguf.ends import read_ends
+    from engine_server.models.gguf.file import GgufFile
+    from engine_server.models.gguf.tokenizer import read_tokenizer
 
     file = GgufFile(_files(gguf))
     tokenizer = None
@@ -163,7 +163,7 @@ def _read_config(file: GgufFile, gguf: Path) -> Any:
     """Return transformers' configuration, with what its reader leaves out. Raises ModelSourceError."""
     import transformers
 
-    from engine_server.models.gguf_rope import set_rope
+    from engine_server.models.gguf.rope import set_rope
 
     settings, _ = transformers.PreTrainedConfig.get_config_dict(gguf.parent, gguf_file=gguf.name)
     if file.architecture == "llama":

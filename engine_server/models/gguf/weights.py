@@ -17,12 +17,12 @@ from torch import Tensor
 from transformers import modeling_gguf_pytorch_utils as readers
 
 from engine_server.models.errors import UnusableModelError
-from engine_server.models.gguf_blocks import KINDS, Integers, integers, joined
+from engine_server.models.gguf.blocks import KINDS, Integers, integers, joined
 
 if TYPE_CHECKING:
     from gguf import ReaderTensor
 
-    from engine_server.models.gguf_file import GgufFile
+    from engine_server.models.gguf.file import GgufFile
 
 Floats = NDArray[np.float32]
 FLOATS = ("F32", "F16", "BF16")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from engine_server.models.errors import UnusableModelError
 
 if TYPE_CHECKING:
-    from engine_server.models.gguf_file import GgufFile
+    from engine_server.models.gguf.file import GgufFile
 
 Floats = NDArray[np.float64]
 TYPES = ("none", "linear", "yarn", "longrope")
