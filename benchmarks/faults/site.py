@@ -44,6 +44,12 @@ class Process:
             stdout=self._log, stderr=self._log, start_new_session=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
         )  # fmt: skip
 
+    @property
+    def pid(self) -> int:
+        """The first process of the group."""
+        assert self._process is not None
+        return self._process.pid
+
     def send(self, number: signal.Signals) -> None:
         """Send a signal to all processes of the group."""
         assert self._process is not None
