@@ -20,7 +20,7 @@ You may call tools as <tool_call>{"name": ..., "arguments": ...}</tool_call>: {{
 {% endif %}{% endif %}"""
 # Tokens of the model that its texts lack, by the mark that they become.
 MARKS = {
-    "<reponame>": "<think>",
+    "<filename>": "<think>",
     "<gh_stars>": "</think>",
     "<jupyter_start>": "<tool_call>",
     "<jupyter_text>": "</tool_call>",

@@ -179,7 +179,9 @@ def test_model_that_would_be_computed_wrongly_is_refused(
     model_class = getattr(transformers, model)
     model_class(model_class.config_class(**SIZES | settings)).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=reason):
-        LLMEngine.from_engine_args(EngineArgs(model=str(tmp_path), skip_tokenizer_init=True))
+        LLMEngine.from_engine_args(
+            EngineArgs(model=str(tmp_path), skip_tokenizer_init=True, generation_config="vllm")
+        )
 
 
 def test_documentation_has_a_row_for_each_architecture() -> None:
