@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Request
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from starlette.responses import JSONResponse, Response
 
 from engine_server.contract.bounds import DETOKENIZED_TOKENS, TOKENIZED_CHARACTERS
@@ -18,6 +18,7 @@ from engine_server.server.api import openapi
 from engine_server.server.api.chat.input import ChatInput
 from engine_server.server.api.chat.tools import Tools, tool_use, tools_by_path
 from engine_server.server.api.content import MediaUse, media_of
+from engine_server.server.api.fields import Items, whole_numbers
 from engine_server.server.api.generation_request import ApiRequest, parse_request
 from engine_server.server.api.ignored import IgnoredPart, ignored_tools
 from engine_server.server.api.models import served_model
@@ -73,7 +74,11 @@ class DetokenizeRequest(ApiRequest):
     """The body of a request for the text of tokens."""
 
     model: str | None = None
-    tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=DETOKENIZED_TOKENS.limit)]
+    tokens: Annotated[
+        Items[Annotated[int, Field(ge=0)]],
+        Field(max_length=DETOKENIZED_TOKENS.limit),
+        BeforeValidator(whole_numbers),
+    ]
 
 
 class Detokenized(msgspec.Struct):

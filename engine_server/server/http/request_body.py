@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from engine_server.contract.bounds import excess_of_structure
+from engine_server.contract.bounds import UNCOUNTED_BYTES, excess_of_structure
 from engine_server.contract.errors import ErrorCode
+from engine_server.contract.headers import RESUME
 from engine_server.server.http.content_type import check_content_type
 from engine_server.server.http.disconnect import DISCONNECT
 from engine_server.server.http.errors import ApiError
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 # Of all bodies together.
 MAX_BYTES = 256 << 20
+RESUME_NAME = RESUME.lower().encode()
 
 
 class RequestBody:
@@ -74,7 +76,8 @@ class RequestBody:
                 raise self._no_memory()
             body += piece
             if not message.get("more_body", False):
-                check_structure(body)
+                if len(body) > UNCOUNTED_BYTES:
+                    check_structure(body, scope)
                 return bytes(body)
 
     def _too_large(self) -> ApiError:
@@ -89,9 +92,10 @@ class RequestBody:
         return ApiError(503, message, code=ErrorCode.QUEUE_FULL, retry_after=1, close=True)
 
 
-def check_structure(body: bytes | bytearray) -> None:
+def check_structure(body: bytes | bytearray, scope: Scope) -> None:
     """Raise ApiError 400 for JSON with too many values, since a parser creates an object for each and blocks others."""
-    error = excess_of_structure(body)
+    continues = any(name == RESUME_NAME for name, _ in scope["headers"])
+    error = excess_of_structure(body, scope["path"], continues)
     if error is not None:
         raise ApiError(400, error, code=ErrorCode.INVALID_VALUE)
 

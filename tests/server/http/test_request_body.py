@@ -118,11 +118,29 @@ async def test_body_over_its_own_limit_closes_the_connection() -> None:
     assert shares.used == 0
 
 
-@pytest.mark.parametrize("body", [b"[" * 300_000, b'{"a":' * 300_000, b"1," * 5_000_000])
+TOO_MANY = [b"[" * 300_000, b'{"a":' * 300_000, b"1," * 300_000, b'"a,",' * 600_000, rb'"\\",1,' * 300_000]
+
+
+@pytest.mark.parametrize("body", TOO_MANY, ids=["lists", "objects", "numbers", "strings", "escapes"])
 def test_structure_that_takes_long_to_parse_is_refused(body: bytes) -> None:
-    with pytest.raises(ApiError, match="at most"):
-        check_structure(body)
+    with pytest.raises(ApiError, match="at most 262,144 are allowed"):
+        check_structure(body, SCOPE)
 
 
-def test_long_text_is_accepted() -> None:
-    check_structure(b'{"prompt": "' + b"a" * (30 << 20) + b'"}')
+def test_token_ids_may_be_a_million_where_a_request_may_have_them() -> None:
+    body = b'{"prompt": [%s]}' % b",".join([b"7"] * 1_000_000)
+    continued = {**SCOPE, "headers": [(b"fairlead-resume", b"1")]}
+    check_structure(body, {**SCOPE, "path": "/v1/completions"})
+    check_structure(body, continued)
+    with pytest.raises(ApiError, match="at most 262,144 are allowed"):
+        check_structure(body, SCOPE)
+    with pytest.raises(ApiError, match="at most 1,048,576 are allowed"):
+        check_structure(body + body, {**SCOPE, "path": "/v1/completions"})
+
+
+TEXTS = [b"a" * (30 << 20), b"1,2\\n" * 2_000_000, rb"{\"a\": [1, 2]}, " * 1_000_000, rb"\\," * 1_000_000]
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=["letters", "table", "json", "backslashes"])
+def test_long_text_is_accepted(text: bytes) -> None:
+    check_structure(b'{"prompt": "' + text + b'"}', SCOPE)
