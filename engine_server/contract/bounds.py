@@ -50,8 +50,9 @@ TOKEN_RULES = Bound("token rules (choices x entries of the lists of tokens and w
 
 POOLED_TOKENS = Bound("tokens in all inputs of a request for the states of each", 1 << 15)
 PAIR_CHARACTERS = Bound("characters in all pairs of texts, each with its query and instruction", 1 << 25)
-TOKENIZED_CHARACTERS = Bound("characters in a prompt to tokenize", 1 << 22)
-DETOKENIZED_TOKENS = Bound("tokens to convert to text", 1 << 18)
+TOKENIZED_BYTES = Bound("UTF-8 bytes in a text to tokenize", 1 << 22)
+TOKENIZED_TOKENS = Bound("tokens in a text to tokenize", 1 << 20)
+DETOKENIZED_TOKENS = Bound("tokens to convert to text", 1 << 20)
 
 SCHEMA_BYTES = Bound("bytes in a schema or grammar", 1 << 18)
 SCHEMA_DEPTH = Bound("levels of containers in a schema", 64)
@@ -61,7 +62,7 @@ BOUNDS = (
     JSON_BRACKETS, JSON_COMMAS, TOKEN_ID_COMMAS, NESTED_VALUES, PROMPTS, MESSAGES, TOOLS, TOOL_BYTES,
     STOP_STRINGS, STOP_STRING_CHARACTERS,
     STOP_TOKENS, BAD_WORDS, BAD_WORD_CHARACTERS, ALLOWED_TOKENS, BIASED_TOKENS, CHOICES, OUTPUT_LOGPROBS,
-    PROMPT_LOGPROBS, TOKEN_RULES, POOLED_TOKENS, PAIR_CHARACTERS, TOKENIZED_CHARACTERS, DETOKENIZED_TOKENS,
+    PROMPT_LOGPROBS, TOKEN_RULES, POOLED_TOKENS, PAIR_CHARACTERS, TOKENIZED_BYTES, TOKENIZED_TOKENS, DETOKENIZED_TOKENS,
     SCHEMA_BYTES, SCHEMA_DEPTH, GRAMMAR_BYTES, CONTEXT_EDITS,
 )  # fmt: skip
 

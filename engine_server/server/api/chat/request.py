@@ -150,7 +150,7 @@ class ChatFields(GenerationRequest):
         return ChatSource(
             conversations=[chat_prompt(one, layout, self.tool_use) for one in conversations],
             field="messages",
-            any_length=self.truncate_prompt_tokens is not None,
+            most_tokens=None if self.cuts(context) else context,
             cuts=self.cuts(context),
             cache_salt=self.cache_salt,
         )
