@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
+from engine_server.engine.loop.turns import Turns
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.server.generation.answer_start import NO_START, AnswerStart
 from engine_server.server.http.errors import ApiError
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 LONG_TEXT = 20_000
 # The cost of a prompt, message or other item apart from its length, in characters that take the same time.
 ITEM_OVERHEAD = 100
+
+# Others than those of asyncio, in which small work of the server must not wait for long texts.
+THREADS = Turns(max(2, len(os.sched_getaffinity(0))), "tokenize")
 
 T = TypeVar("T")
 
@@ -245,5 +249,5 @@ def render_chat(
 
 
 async def run_by_size(size: int, work: Callable[[], T]) -> T:
-    """Run `work` at once, or in a thread if its input has `LONG_TEXT` characters or more."""
-    return work() if size < LONG_TEXT else await asyncio.to_thread(work)
+    """Run `work` at once, or in a thread, in turns, if its input has `LONG_TEXT` characters or more."""
+    return work() if size < LONG_TEXT else await THREADS.run(work)

@@ -6,8 +6,10 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from engine_server.contract.bounds import UNCOUNTED_BYTES, excess_of_structure
+from engine_server.contract.caller import ReportedCaller
 from engine_server.contract.errors import ErrorCode
-from engine_server.contract.headers import RESUME
+from engine_server.contract.headers import CALLER, RESUME
+from engine_server.engine.loop.turns import sender
 from engine_server.server.http.content_type import check_content_type
 from engine_server.server.http.disconnect import DISCONNECT
 from engine_server.server.http.errors import ApiError
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 # Of all bodies together.
 MAX_BYTES = 256 << 20
 RESUME_NAME = RESUME.lower().encode()
+CALLER_NAME = CALLER.lower().encode()
 
 
 class RequestBody:
@@ -53,8 +56,12 @@ class RequestBody:
                 await refusal.response()(scope, receive, send)
                 return
             if body is not None:
-                with scope["extensions"][DISCONNECT]["while_connected"]:
-                    await self._app(scope, replay(body), send)
+                token = sender.set(reported_id(scope) or host)
+                try:
+                    with scope["extensions"][DISCONNECT]["while_connected"]:
+                        await self._app(scope, replay(body), send)
+                finally:
+                    sender.reset(token)
 
     async def _read(self, scope: Scope, receive: Receive, share: MemoryShare) -> bytes | None:
         """Return the body; None if the client disconnected before its end.
@@ -90,6 +97,13 @@ class RequestBody:
             "of which each sender has a share; try again later"
         )
         return ApiError(503, message, code=ErrorCode.QUEUE_FULL, retry_after=1, close=True)
+
+
+def reported_id(scope: Scope) -> str | None:
+    """Return the id of the caller that a router reports, if it does."""
+    value = next((value for name, value in scope["headers"] if name == CALLER_NAME), None)
+    caller = None if value is None else ReportedCaller.parse_header(value.decode("latin-1"))
+    return None if caller is None else caller.id
 
 
 def check_structure(body: bytes | bytearray, scope: Scope) -> None:
