@@ -44,6 +44,7 @@ ALLOWED_TOKENS = Bound("token ids in allowed_token_ids", 1 << 17)
 BIASED_TOKENS = Bound("tokens in logit_bias", 4096)
 
 CHOICES = Bound("choices (prompts x n)", 2048)
+BEAM_TOKENS = Bound("tokens in the beams of a search (prompt tokens x width)", 1 << 17)
 OUTPUT_LOGPROBS = Bound("log-probabilities (choices x max_tokens x (logprobs + 1))", 1 << 24)
 PROMPT_LOGPROBS = Bound("log-probabilities of prompts (prompt tokens x (prompt_logprobs + 1))", 1 << 22)
 TOKEN_RULES = Bound("token rules (choices x entries of the lists of tokens and words)", 1 << 20)
@@ -61,7 +62,7 @@ GRAMMAR_BYTES = Bound("bytes of grammars (choices x bytes)", 1 << 24)
 BOUNDS = (
     JSON_BRACKETS, JSON_COMMAS, TOKEN_ID_COMMAS, NESTED_VALUES, PROMPTS, MESSAGES, TOOLS, TOOL_BYTES,
     STOP_STRINGS, STOP_STRING_CHARACTERS,
-    STOP_TOKENS, BAD_WORDS, BAD_WORD_CHARACTERS, ALLOWED_TOKENS, BIASED_TOKENS, CHOICES, OUTPUT_LOGPROBS,
+    STOP_TOKENS, BAD_WORDS, BAD_WORD_CHARACTERS, ALLOWED_TOKENS, BIASED_TOKENS, CHOICES, BEAM_TOKENS, OUTPUT_LOGPROBS,
     PROMPT_LOGPROBS, TOKEN_RULES, POOLED_TOKENS, PAIR_CHARACTERS, TOKENIZED_BYTES, TOKENIZED_TOKENS, DETOKENIZED_TOKENS,
     SCHEMA_BYTES, SCHEMA_DEPTH, GRAMMAR_BYTES, CONTEXT_EDITS,
 )  # fmt: skip
