@@ -8,6 +8,11 @@ TOKENIZER_PATHS = frozenset(
     {"/v1/messages/count_tokens", "/v1/responses/input_tokens", "/tokenize", "/detokenize"}
 )
 
+# Those whose bodies may be lists of token ids, and so have many more values than others.
+TOKEN_ID_PATHS = frozenset(
+    {"/v1/completions", "/v1/embeddings", "/pooling", "/classify", "/detokenize", "/invocations"}
+)
+
 # A POST to one of these is a request for a model. They are compared as they are written, without decoding.
 MODEL_PATHS = frozenset(
     {

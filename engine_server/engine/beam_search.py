@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -54,6 +54,19 @@ class BeamSearchSequence:
     stop_reason: int | str | None = None
 
 
+class Candidate(NamedTuple):
+    """A continuation of a beam by one token. Only those that are chosen get lists of their own."""
+
+    beam: BeamSearchSequence
+    token: int
+    entry: TokenLogprobs
+    cum_logprob: float
+
+    def sequence(self) -> BeamSearchSequence:
+        tokens, logprobs = [*self.beam.tokens, self.token], [*self.beam.logprobs, self.entry]
+        return BeamSearchSequence(tokens, logprobs, self.cum_logprob)
+
+
 @dataclass(slots=True)
 class BeamSearchOutput:
     # Sorted, the best first.
@@ -90,24 +103,25 @@ class BeamSearch:
 
     def advance(self, completions: Sequence[CompletionOutput]) -> None:
         """Choose the next beams among the continuations of the present ones."""
-        candidates = []
+        candidates: list[Candidate] = []
         for beam, completion in zip(self.beams, completions, strict=True):
             if not completion.logprobs:  # the request failed
                 self._end(beam, completion.finish_reason, completion.stop_reason)
             for entry in completion.logprobs or ():
-                for token, one in entry.items():
-                    tokens, logprobs = [*beam.tokens, token], [*beam.logprobs, entry]
-                    candidates.append(BeamSearchSequence(tokens, logprobs, beam.cum_logprob + one.logprob))
-        candidates.sort(key=lambda beam: -beam.cum_logprob)
+                candidates += [
+                    Candidate(beam, token, entry, beam.cum_logprob + one.logprob)
+                    for token, one in entry.items()
+                ]
+        candidates.sort(key=lambda one: -one.cum_logprob)
         self.beams = []
         self._steps_left -= 1
         width = self.params.beam_width
-        for rank, beam in enumerate(candidates[: 2 * width]):
-            ends = beam.tokens[-1] in self._eos_token_ids
+        for rank, candidate in enumerate(candidates[: 2 * width]):
+            ends = candidate.token in self._eos_token_ids
             if rank < width and (ends or not self._steps_left):
-                self._end(beam, "stop" if ends else "length")
+                self._end(candidate.sequence(), "stop" if ends else "length")
             elif not ends and len(self.beams) < width:
-                self.beams.append(beam)
+                self.beams.append(candidate.sequence())
         full = len(self.sequences) == width
         if not self._steps_left or (
             full and self.beams and self._score(self.beams[0]) <= self._score(self.sequences[-1])

@@ -1,11 +1,15 @@
 """Beam search, compared with that of transformers."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine_server import BeamSearchParams, EngineArgs, InvalidRequestError, LLMEngine
-from engine_server.engine.beam_search import beam_search
+from engine_server.engine.beam_search import BeamSearch, BeamSearchSequence, beam_search
+from engine_server.requests.logprobs import Logprob
+from engine_server.requests.outputs import CompletionOutput
 
 pytestmark = pytest.mark.transformers
 
@@ -54,6 +58,30 @@ def test_beam_search_finds_the_sequences_that_transformers_finds(
         assert scores == pytest.approx(expected.sequences_scores.tolist(), abs=1e-4)
     reasons = {one.finish_reason for output in found for one in output.sequences}
     assert reasons == ({"length"} if params.ignore_eos else {"stop", "length"} if not options else reasons)
+
+
+class CountedTokens(list[int]):
+    """A beam's tokens, which count how often they are copied."""
+
+    num_copies = 0
+
+    def __iter__(self) -> Iterator[int]:
+        CountedTokens.num_copies += 1
+        return super().__iter__()
+
+
+def test_tokens_are_copied_for_the_chosen_beams_alone(
+    model: tuple[LlamaForCausalLM, LLMEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CountedTokens, "num_copies", 0)
+    width = 4
+    params = BeamSearchParams(width, 8, ignore_eos=True)
+    search = BeamSearch({"prompt_token_ids": [5, 9]}, params, model[1].get_input_preprocessor())
+    search.beams = [BeamSearchSequence(CountedTokens([5, 9, number]), []) for number in range(width)]
+    entry = {token: Logprob(-float(token)) for token in range(2 * width)}
+    search.advance([CompletionOutput(0, "", [0], logprobs=[entry]) for _ in range(width)])
+    assert [beam.tokens for beam in search.beams] == [[5, 9, number, 0] for number in range(width)]
+    assert CountedTokens.num_copies == width
 
 
 def test_end_of_sequence_is_left_out_unless_included(model: tuple[LlamaForCausalLM, LLMEngine]) -> None:

@@ -16,7 +16,7 @@ from engine_server.config import ModelConfig
 from engine_server.contract.quoting import quote
 from engine_server.engine.input.admission import check_arrival_time, check_params
 from engine_server.engine.input.prompt_fields import PromptFields, parse_prompt
-from engine_server.engine.input.text_length import LONG_TEXT, TokenSpan, token_span
+from engine_server.engine.input.text_length import LONG_TEXT, TokenSpan, least_tokens, token_span
 from engine_server.engine.input.tokenizer import Truncation, backend_of, encode_texts
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.messages import AddRequest
@@ -137,10 +137,8 @@ class Processor:
         """Return the last `keep` token ids of a prompt, inside the vocabulary."""
         token_ids = fields.token_ids
         if token_ids is None:
-            text = fields.text or ""
-            if keep is None and (error := self.too_long(text)):
-                raise InvalidRequestError(error, "prompt")
-            token_ids = self._tokenize(text)
+            limit = self.config.max_model_len if keep is None else None
+            token_ids = self.encode(fields.text or "", limit)
         if keep == -1:
             keep = self.config.max_model_len - num_virtual - 1
         if keep is not None:
@@ -150,24 +148,50 @@ class Processor:
             self._check_token_ids(token_ids, "prompt")
         return token_ids
 
-    def _tokenize(self, text: str) -> list[int]:
+    def encode(self, text: str, limit: int | None, add_special_tokens: bool = True) -> list[int]:
+        """Return the tokens of a text. Raises InvalidRequestError for a long one with more than `limit` tokens.
+
+        No list is made of tokens that are too many, since other threads wait for it. None: any number. Any thread may
+        call this.
+        """
         if self.tokenizer is None:
             raise InvalidRequestError("the engine has no tokenizer; give prompt_token_ids", "prompt")
-        token_ids: list[int] = self.tokenizer.encode(text)
+        if limit is not None:
+            self.check_length(text, limit)
+        (encoding,) = backend_of(self.tokenizer).encode_batch_fast(
+            [text], add_special_tokens=add_special_tokens
+        )
+        if limit is not None and len(text) > LONG_TEXT and len(encoding) > limit:
+            raise InvalidRequestError(
+                f"{self._limit(limit)}; the prompt has {len(encoding)} tokens. {SHORTER}", "prompt"
+            )
+        token_ids: list[int] = encoding.ids
         return token_ids
 
-    def too_long(self, text: str) -> str | None:
-        """Return the error message for a text that can't fit the context whatever its tokens are, else None."""
-        limit = self.config.max_model_len
-        if len(text) <= LONG_TEXT or self._token_span is None:
-            return None
-        least = self._token_span.least_tokens(text)
-        if least <= limit:
-            return None
-        return (
-            f"the model's maximum context length is {limit} tokens; the prompt has {len(text)} characters, at least "
-            f"{least} tokens. {SHORTER}"
-        )
+    def check_length(self, text: str, limit: int) -> None:
+        """Raise InvalidRequestError for a long text of which a part decides that it has more than `limit` tokens."""
+        if len(text) <= LONG_TEXT or self.tokenizer is None:
+            return
+        least = self._least_tokens(text, limit)
+        if least > limit:
+            raise InvalidRequestError(
+                f"{self._limit(limit)}; the prompt has {len(text)} characters, at least {least} tokens. {SHORTER}",
+                "prompt",
+            )
+
+    def _limit(self, limit: int) -> str:
+        if limit <= self.config.max_model_len:
+            return f"the model's maximum context length is {limit} tokens"
+        return f"at most {limit} tokens can be counted"
+
+    def _least_tokens(self, text: str, limit: int) -> int:
+        """Return the number of tokens that a text has at least; it need not be exact if it is not above the limit."""
+        assert self.tokenizer is not None
+        span = self._token_span
+        by_length = span.least_tokens(text) if span is not None else 0
+        if by_length > limit:
+            return by_length
+        return least_tokens(backend_of(self.tokenizer), text, limit, span is not None) or 0
 
     @cached_property
     def _token_span(self) -> TokenSpan | None:

@@ -1,8 +1,8 @@
-"""The longest text that can fit a number of tokens, by which longer texts are refused before they are tokenized.
+"""The least tokens of a long text, by which it is refused before all of it is tokenized.
 
-A bound exists only for tokenizers that turn every character into tokens. WordPiece makes one token of any long word,
-some normalizers and pre-tokenizers drop characters, and some added tokens absorb the blanks beside them: their
-texts have no longest length.
+Its length alone decides, or else its first parts. Lengths decide only for tokenizers that turn every character into
+tokens. WordPiece makes one token of any long word, some normalizers and pre-tokenizers drop characters, and some added
+tokens absorb the blanks beside them: their texts have no longest length.
 """
 
 from __future__ import annotations
@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 LONG_TEXT = 20_000
 # Canonical composition makes one character of four at most: of U+03B1 U+0313 U+0300 U+0345, for instance.
 COMPOSED = 4
+# In UTF-8 bytes for each token that fits, and in all; nearly all texts that fit are shorter, and tokenized only once.
+LONG_FOR_ITS_LIMIT = 8
+LONG_BYTES = 1 << 21
+# In characters.
+PART = 1 << 16
+# Tokens that cuts of its first and last word can add to a part of a text, where words have no limit of their own.
+CUT_WORDS = 256
 ASCII = range(128)
 CONTINUATION_BYTES = range(0x80, 0xC0)
 
@@ -34,6 +41,29 @@ class TokenSpan(NamedTuple):
         """Return the number of tokens that `text` has at least."""
         length = len(text) - sum(text.count(character) for character in self.dropped)
         return length // self.num_characters
+
+
+def least_tokens(tokenizer: Tokenizer, text: str, limit: int, has_span: bool) -> int | None:
+    """Return a number of tokens above `limit` that `text` has at least; None if it may have fewer.
+
+    has_span: the tokenizer has a `token_span`. Then all parts of a text add tokens; else the beginning of a text may
+    change what follows, as a token that absorbs blanks does, so that only its prefixes are compared.
+    """
+    if len(text.encode(errors="replace")) <= min(LONG_FOR_ITS_LIMIT * limit, LONG_BYTES):
+        return None
+    # WordPiece makes one token of a longer word, but several of its parts.
+    word = getattr(tokenizer.model, "max_input_chars_per_word", 0)
+    allowance = max(CUT_WORDS, 2 * word)
+    least, start, end = 0, 0, PART
+    while start < len(text):
+        (part,) = tokenizer.encode_batch_fast([text[start:end]], add_special_tokens=False)
+        least = max(0, len(part) - allowance) + (least if has_span else 0)
+        if least > limit:
+            return least
+        if end >= len(text):
+            return None
+        start, end = (end, end + PART) if has_span else (0, 2 * end)
+    return None
 
 
 def token_span(tokenizer: Tokenizer) -> TokenSpan | None:

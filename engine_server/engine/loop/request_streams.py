@@ -3,13 +3,14 @@
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from engine_server.engine.front_end import FrontEnd
 from engine_server.engine.loop.admission_queue import AdmissionQueue
 from engine_server.engine.loop.async_stream import AsyncStream
 from engine_server.engine.loop.core_process import CoreProcess
 from engine_server.engine.loop.stall_monitor import StallMonitor
+from engine_server.engine.loop.turns import Turns
 from engine_server.engine.output.output_processor import PreparedRequest
 from engine_server.requests.errors import EngineDeadError
 from engine_server.requests.messages import (
@@ -43,7 +44,7 @@ class RequestStreams:
         self._streams: dict[str, AsyncStream] = {}
         self._monitor = StallMonitor()
         # A single thread: a tokenizer blocks a thread that changes its settings while others use it.
-        self._executor = ThreadPoolExecutor(1, "prepare")
+        self._thread = Turns(1, "prepare")
         self._num_preparing = 0
 
     def __len__(self) -> int:
@@ -64,14 +65,13 @@ class RequestStreams:
         return prepared
 
     async def _tokenize(self, submission: Submission) -> PreparedRequest:
-        """Prepare a request, in a thread if it is long."""
+        """Prepare a request, in a thread if it is long, where senders take turns."""
         size, is_text = work_size(submission)
         if size <= MAX_INLINE and not (is_text and self._num_preparing):
             return self._front_end.prepare(submission)
         self._num_preparing += 1
         try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._executor, self._front_end.prepare, submission)
+            return await self._thread.run(partial(self._front_end.prepare, submission))
         finally:
             self._num_preparing -= 1
 
@@ -117,7 +117,7 @@ class RequestStreams:
     def fail(self, error: EngineDeadError) -> None:
         """Raise `error` in every stream, and drop them."""
         self._monitor.stop()
-        self._executor.shutdown(wait=False)
+        self._thread.close()
         streams, self._streams = self._streams, {}
         for request_id, stream in streams.items():
             self.queue.withdraw(request_id)

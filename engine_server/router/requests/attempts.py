@@ -3,12 +3,13 @@
 from math import inf
 from time import perf_counter
 
-from engine_server.contract.bounds import JSON_COMMAS, excess_of_structure
+from engine_server.contract.bounds import excess_of_structure
 from engine_server.router import errors
 from engine_server.router.callers.callers import Callers
 from engine_server.router.http.body_budget import BodyBudget
 from engine_server.router.http.exchange import JSON, Exchange
 from engine_server.router.http.upstream import Pools
+from engine_server.router.http.wire import Request
 from engine_server.router.rejections import Reason, Sender
 from engine_server.router.requests.body_packer import unpack_body
 from engine_server.router.requests.deadline import read_deadline, timeout_line
@@ -29,7 +30,7 @@ from engine_server.shared.media_type import is_json
 
 FIRST = Attempts()
 # A smaller body takes too little time to be worth counting its values, which the engine does anyway.
-UNCOUNTED_BYTES = JSON_COMMAS.limit
+UNCOUNTED_BYTES = 4 << 20
 
 
 class Forwarder:
@@ -68,7 +69,7 @@ class Forwarder:
                 self._check_type(content_type)
             lifecycle.admit(caller)
             if len(request.body) > UNCOUNTED_BYTES:
-                self._check_structure(request.body)
+                self._check_structure(request)
             scope = self._credentials.cache_scope(caller)
             key = read_key(request.body, request.fields, self._prefix_chars, scope)
             lifecycle.deadline = read_deadline(request, key.timeout)
@@ -118,9 +119,9 @@ class Forwarder:
             self._metrics.rejections.add(Sender.CLIENT, Reason.NOT_JSON)
             raise errors.not_json(content_type)
 
-    def _check_structure(self, body: bytes | bytearray) -> None:
+    def _check_structure(self, request: Request) -> None:
         """Raise RequestError (400) for a body with more values than an engine takes."""
-        excess = excess_of_structure(body)
+        excess = excess_of_structure(request.body, request.path.decode("latin-1"))
         if excess is not None:
             self._metrics.rejections.add(Sender.CLIENT, Reason.TOO_MANY_VALUES)
             raise errors.bad_body(f"The body has too many values: {excess}")

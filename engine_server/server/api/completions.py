@@ -77,7 +77,7 @@ class CompletionRequest(GenerationRequest):
             texts=self.prompt,
             add_special_tokens=self.add_special_tokens is not False,
             repeated=bool(self.echo),
-            any_length=self.truncate_prompt_tokens is not None,
+            most_tokens=None if self.cuts(context) else context,
             cuts=self.cuts(context),
             cache_salt=self.cache_salt,
         )

@@ -92,6 +92,7 @@ class ConversationRequest(GenerationRequest):
         return ChatSource(
             conversations=[chat_prompt(conversation, layout, self.tool_use)],
             field=self.ENGINE_FIELDS["prompt"],
+            most_tokens=None if self.cuts(context) else context,
             cuts=self.cuts(context),
             cache_salt=self.cache_salt,
         )

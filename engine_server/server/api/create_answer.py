@@ -63,16 +63,16 @@ async def create_answer(
 
 
 async def count_tokens(
-    model: LoadedModel, body: GenerationRequest, headers: Mapping[str, str], any_length: bool = False
+    model: LoadedModel, body: GenerationRequest, headers: Mapping[str, str], most_tokens: int | None = None
 ) -> int:
     """Return the number of tokens of a request's prompts. Raises ApiError.
 
-    any_length: count those of prompts that can't fit the context too, and before the request's cuts.
+    most_tokens: count up to so many of a prompt that can't fit the context too, and before the request's cuts.
     """
     served = served_model(model, body.model, headers)
     source = prompt_source(model, body, served.context)
-    if any_length:
-        source = replace(source, any_length=True, cuts=())
+    if most_tokens is not None:
+        source = replace(source, most_tokens=most_tokens, cuts=())
     resume = resumed_stream(headers, body.model_extra or {}, served.fingerprint)
     prompts = await tokenize(model.engine, source, resume.created if resume else None)
     return sum(len(prompt.tokens["prompt_token_ids"]) for prompt in prompts)

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
-from pydantic import AfterValidator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from engine_server.contract import bounds
@@ -27,12 +27,20 @@ class Unsupported(AfterValidator):
 
 
 @dataclass(frozen=True)
-class IgnoredMark:
-    """The mark of a field that is known and has no effect."""
+class IgnoredMark(AfterValidator):
+    """The validator of a field that is known and has no effect."""
+
+
+def drop(_: object) -> None:
+    """Forget a value, which would be kept until the request ends."""
 
 
 # A hint that can't change an answer, of any type.
-Ignored = Annotated[Any, IgnoredMark()]
+Ignored = Annotated[Any, IgnoredMark(drop)]
+
+T = TypeVar("T")
+# A list that is refused by its first wrong item: pydantic makes an error for each.
+Items = Annotated[list[T], Field(fail_fast=True)]
 
 
 def only(*neutral: object) -> Unsupported:
@@ -122,7 +130,54 @@ def token_ids(value: list[Any]) -> list[int]:
     raise NO_PROMPT
 
 
-def call_arguments(value: object) -> dict[str, Any] | str:
+def first_wrong_text(value: object) -> object:
+    """Refuse an object for its first value that is no text; for each pydantic makes an error."""
+    if isinstance(value, dict):
+        for name, text in value.items():
+            if not isinstance(text, str):
+                raise PydanticCustomError(
+                    "texts", "takes strings as values; that of {name} is none", {"name": quote(name)}
+                )
+    return value
+
+
+# An object whose values are texts.
+NamedTexts = Annotated[dict[str, str], BeforeValidator(first_wrong_text)]
+
+
+def whole_numbers(value: object) -> object:
+    """Return a list in which whole numbers like 16.0 are integers: of many, none gets an error of its own."""
+    if not isinstance(value, list) or float not in set(map(type, value)):
+        return value
+    return [int(item) if isinstance(item, float) and item.is_integer() else item for item in value]
+
+
+# Each of them an integer, whole numbers like 16.0 included.
+TokenIds = Annotated[Items[int], BeforeValidator(whole_numbers)]
+
+
+class NestedJson:
+    """Counts the values in a body's strings of JSON, which the bounds of the body itself leave out."""
+
+    def __init__(self) -> None:
+        self._counted = 0
+        # Those whose own strings are counted too, until the sum is beyond the bound.
+        self._pending: list[str] = []
+        self._pending_values = 0
+
+    def add(self, text: str) -> None:
+        """Count the values of one more string. Raises a validation error if there are too many in all."""
+        self._pending.append(text)
+        self._pending_values += text.count(",") + text.count("[") + text.count("{")
+        if self._counted + self._pending_values > bounds.NESTED_VALUES.limit:
+            for pending in self._pending:
+                kept = bounds.without_strings(pending.encode(errors="replace"))
+                self._counted += kept.count(b",") + bounds.num_brackets(kept)
+            self._pending, self._pending_values = [], 0
+            check_bound(bounds.NESTED_VALUES, self._counted)
+
+
+def call_arguments(value: object, info: ValidationInfo) -> dict[str, Any] | str:
     """Return the arguments of an earlier call, which are JSON in a string, as an object.
 
     Arguments that were cut, and others that are no object, stay text: an agent can't take back what a model wrote.
@@ -131,6 +186,8 @@ def call_arguments(value: object) -> dict[str, Any] | str:
         raise PydanticCustomError("arguments", "takes a string")
     if not value.strip():
         return {}
+    if isinstance(info.context, NestedJson):
+        info.context.add(value)
     try:
         arguments = msgspec.json.decode(value)
     except (msgspec.DecodeError, UnicodeError):  # of half a surrogate pair too, which templates can't write

@@ -22,7 +22,15 @@ from engine_server.requests.sampling_params import RequestOutputKind, SamplingPa
 from engine_server.requests.validation import MAX_INT32, MAX_INT64, MIN_INT64
 from engine_server.server.api import fields
 from engine_server.server.api.content import MediaUse
-from engine_server.server.api.fields import MAX_CHOICES, Ignored, only, stop_strings, token_biases
+from engine_server.server.api.fields import (
+    MAX_CHOICES,
+    Ignored,
+    Items,
+    TokenIds,
+    only,
+    stop_strings,
+    token_biases,
+)
 from engine_server.server.api.ignored import IgnoredPart, unknown_fields
 from engine_server.server.api.openai_answer import AnswerOptions
 from engine_server.server.api.whole_numbers import with_whole_numbers
@@ -102,20 +110,20 @@ class GenerationRequest(ApiRequest):
     repetition_penalty: float | None = None
     bad_words: (
         Annotated[
-            list[Annotated[str, Field(max_length=bounds.BAD_WORD_CHARACTERS.limit)]],
+            Items[Annotated[str, Field(max_length=bounds.BAD_WORD_CHARACTERS.limit)]],
             Field(max_length=bounds.BAD_WORDS.limit),
         ]
         | None
     ) = None
-    allowed_token_ids: Annotated[list[int], Field(max_length=bounds.ALLOWED_TOKENS.limit)] | None = None
+    allowed_token_ids: Annotated[TokenIds, Field(max_length=bounds.ALLOWED_TOKENS.limit)] | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: Annotated[list[int], Field(max_length=bounds.STOP_TOKENS.limit)] | None = None
+    stop_token_ids: Annotated[TokenIds, Field(max_length=bounds.STOP_TOKENS.limit)] | None = None
     detokenize: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
-    logits_processors: list[str] | None = None
+    logits_processors: Items[str] | None = None
     prompt_logprobs: int | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
     truncation_side: Literal["left", "right"] | None = None
@@ -331,8 +339,11 @@ def parse_request(kind: type[R], body: bytes) -> R:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         raise to_api_error(kind, first) from None
-    if request.model_extra:
-        unknown_fields.warn(name for name in request.model_extra if name != ROUTER_FIELD)
+    if unknown := request.model_extra:
+        routers = {ROUTER_FIELD: unknown.pop(ROUTER_FIELD)} if ROUTER_FIELD in unknown else {}
+        unknown_fields.warn(unknown)
+        unknown.clear()
+        unknown.update(routers)
     request.check_combinations()
     return request
 
@@ -340,12 +351,12 @@ def parse_request(kind: type[R], body: bytes) -> R:
 def validate(kind: type[R], body: bytes) -> R:
     """Return the request in a JSON `body`. Raises ValidationError."""
     try:
-        return kind.model_validate_json(body)
+        return kind.model_validate_json(body, context=fields.NestedJson())
     except ValidationError as error:
         rewritten = with_whole_numbers(body, error)
         if rewritten is None:
             raise
-    return kind.model_validate_json(rewritten)
+    return kind.model_validate_json(rewritten, context=fields.NestedJson())
 
 
 def to_api_error(kind: type[ApiRequest], error: ErrorDetails) -> ApiError:

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Request
-from pydantic import Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from starlette.responses import JSONResponse, Response
 
-from engine_server.contract.bounds import DETOKENIZED_TOKENS, TOKENIZED_CHARACTERS
+from engine_server.contract.bounds import DETOKENIZED_TOKENS, TOKENIZED_BYTES, TOKENIZED_TOKENS
 from engine_server.contract.errors import ErrorCode
-from engine_server.engine.input.tokenizer import encode_texts
 from engine_server.server.api import openapi
 from engine_server.server.api.chat.input import ChatInput
 from engine_server.server.api.chat.tools import Tools, tool_use, tools_by_path
 from engine_server.server.api.content import MediaUse, media_of
+from engine_server.server.api.fields import Items, check_bound, whole_numbers
 from engine_server.server.api.generation_request import ApiRequest, parse_request
 from engine_server.server.api.ignored import IgnoredPart, ignored_tools
 from engine_server.server.api.models import served_model
@@ -25,22 +25,29 @@ from engine_server.server.api.openai_answer import tokenizer_response
 from engine_server.server.api.read_request import refuse_ignored
 from engine_server.server.api.tokenizer import require_tokenizer
 from engine_server.server.conversation.chat_prompt import ChatPrompt, chat_prompt
-from engine_server.server.generation.prompts import run_by_size, tokenize_chat
+from engine_server.server.generation.prompts import encode, run_by_size, tokenize_chat
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
     from engine_server.server.engine_host import EngineHost
     from engine_server.server.loaded_model import LoadedModel
 
+# In items of a list.
+JSON_PART = 1 << 14
 # Settings of a tokenizer that are no properties of the model: where and with which rights its files were read.
 PRIVATE_SETTINGS = {"name_or_path", "local_files_only", "trust_remote_code", "token", "cache_dir", "revision"}
+
+
+def check_bytes(text: str) -> str:
+    check_bound(TOKENIZED_BYTES, len(text.encode()))
+    return text
 
 
 class TokenizeRequest(ChatInput):
     """The body of a request for the tokens of a text, or of a conversation."""
 
     model: str | None = None
-    prompt: Annotated[str, Field(max_length=TOKENIZED_CHARACTERS.limit)] | None = None
+    prompt: Annotated[str, AfterValidator(check_bytes)] | None = None
     return_token_strs: bool | None = None
     tools: Tools | None = None
 
@@ -65,15 +72,20 @@ class Tokens(msgspec.Struct):
 
     count: int
     max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | None
+    # Lists.
+    tokens: msgspec.Raw
+    token_strs: msgspec.Raw | None
 
 
 class DetokenizeRequest(ApiRequest):
     """The body of a request for the text of tokens."""
 
     model: str | None = None
-    tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=DETOKENIZED_TOKENS.limit)]
+    tokens: Annotated[
+        Items[Annotated[int, Field(ge=0)]],
+        Field(max_length=DETOKENIZED_TOKENS.limit),
+        BeforeValidator(whole_numbers),
+    ]
 
 
 class Detokenized(msgspec.Struct):
@@ -112,13 +124,28 @@ async def tokenize(model: LoadedModel, request: TokenizeRequest) -> Tokens:
     tokenizer = require_tokenizer(model)
     prompt, special = request.prompt, request.add_special_tokens is not False
     if prompt is None:
-        token_ids = (await tokenize_chat(model.engine, requested_chat(model, request)))["prompt_token_ids"]
+        chat = requested_chat(model, request)
+        token_ids = (await tokenize_chat(model.engine, chat, model.max_model_len))["prompt_token_ids"]
     else:
-        (token_ids,) = await run_by_size(
-            len(prompt), lambda: encode_texts(tokenizer, [prompt], add_special_tokens=special)
+        processor, most = await model.engine.get_input_preprocessor(), TOKENIZED_TOKENS.limit
+        token_ids = await run_by_size(len(prompt), lambda: encode(processor, prompt, most, special, "prompt"))
+
+    def report() -> Tokens:
+        names = tokenizer.convert_ids_to_tokens(token_ids) if request.return_token_strs else None
+        return Tokens(
+            len(token_ids),
+            model.max_model_len,
+            json_list(token_ids),
+            None if names is None else json_list(names),
         )
-    names = list(tokenizer.convert_ids_to_tokens(token_ids)) if request.return_token_strs else None
-    return Tokens(len(token_ids), model.max_model_len, token_ids, names)
+
+    return await run_by_size(len(token_ids), report)
+
+
+def json_list(items: Sequence[int] | Sequence[str]) -> msgspec.Raw:
+    """Return a list as JSON. It is encoded in parts, since other threads wait for each."""
+    parts = [items[start : start + JSON_PART] for start in range(0, len(items), JSON_PART)]
+    return msgspec.Raw(b"[" + b",".join(msgspec.json.encode(part)[1:-1] for part in parts) + b"]")
 
 
 def requested_chat(model: LoadedModel, request: TokenizeRequest) -> ChatPrompt:

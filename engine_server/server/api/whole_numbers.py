@@ -21,6 +21,11 @@ def with_whole_numbers(body: bytes, error: ValidationError) -> bytes | None:
 
     All else stays as it is, numbers of free-form fields included.
     """
+    types = {
+        one["type"] for one in error.errors(include_url=False, include_context=False, include_input=False)
+    }
+    if NO_INTEGER not in types:  # the inputs may be large
+        return None
     refused = [
         (one["loc"], int(one["input"]))
         for one in error.errors(include_url=False, include_context=False)

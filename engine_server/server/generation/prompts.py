@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
+from engine_server.engine.loop.turns import Turns
+from engine_server.requests.errors import InvalidRequestError
 from engine_server.server.generation.answer_start import NO_START, AnswerStart
 from engine_server.server.http.errors import ApiError
 
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
 LONG_TEXT = 20_000
 # The cost of a prompt, message or other item apart from its length, in characters that take the same time.
 ITEM_OVERHEAD = 100
+
+# Others than those of asyncio, in which small work of the server must not wait for long texts.
+THREADS = Turns(max(2, len(os.sched_getaffinity(0))), "tokenize")
 
 T = TypeVar("T")
 
@@ -39,8 +44,8 @@ class TextSource:
     add_special_tokens: bool = True
     # The answer repeats the prompts: those given as token ids get a text.
     repeated: bool = False
-    # The tokens are cut afterwards, so that any text fits.
-    any_length: bool = False
+    # Of each text; None: they are cut afterwards, so that any text fits.
+    most_tokens: int | None
     cuts: Sequence[Cut] = ()
     cache_salt: str | None = None
 
@@ -81,7 +86,8 @@ class ChatSource:
     conversations: Sequence[Chat]
     # The client's field of the messages.
     field: str
-    any_length: bool = False
+    # As of a TextSource.
+    most_tokens: int | None
     cuts: Sequence[Cut] = ()
     cache_salt: str | None = None
 
@@ -113,13 +119,15 @@ async def tokenize(
     created: the time for chat templates, in seconds since the epoch; None: now.
     """
     if isinstance(source, TextSource):
-        tokenized = await tokenize_prompts(engine, source.texts, source.add_special_tokens, source.any_length)
+        tokenized = await tokenize_prompts(
+            engine, source.texts, source.most_tokens, source.add_special_tokens
+        )
         prompts = [finish_prompt(prompt, source) for prompt in tokenized]
         if source.repeated:
             prompts = await decode_prompts(engine, prompts)
         return [PreparedPrompt(prompt) for prompt in prompts]
     try:
-        chats = await tokenize_chats(engine, source.conversations, source.any_length, created)
+        chats = await tokenize_chats(engine, source.conversations, source.most_tokens, created)
     except ApiError as error:
         error.param = source.field
         raise
@@ -153,19 +161,16 @@ def cut_prompt(prompt: TokensPrompt, cut: Cut) -> TokensPrompt:
 async def tokenize_prompts(
     engine: AsyncLLMEngine,
     prompts: Sequence[str | list[int]],
+    most_tokens: int | None,
     add_special_tokens: bool = True,
-    any_length: bool = False,
 ) -> list[TokensPrompt]:
-    """Tokenize texts. Raises ApiError 400 for one that can't fit the context, unless texts have `any_length`."""
+    """Tokenize texts. Raises ApiError 400 for a long one with more than `most_tokens`; None: any number."""
     processor = await engine.get_input_preprocessor()
 
     def tokenize(prompt: str | list[int]) -> TokensPrompt:
         if isinstance(prompt, list):
             return {"prompt_token_ids": prompt}
-        if not any_length:
-            check_length(processor, prompt, "prompt")
-        assert processor.tokenizer is not None
-        token_ids = processor.tokenizer(prompt, add_special_tokens=add_special_tokens).input_ids
+        token_ids = encode(processor, prompt, most_tokens, add_special_tokens, "prompt")
         return {"prompt_token_ids": token_ids, "prompt": prompt}
 
     size = sum(len(prompt) + ITEM_OVERHEAD for prompt in prompts if isinstance(prompt, str))
@@ -189,33 +194,38 @@ async def decode_prompts(engine: AsyncLLMEngine, prompts: Sequence[TokensPrompt]
     return await run_by_size(size, lambda: [decode(prompt) for prompt in prompts])
 
 
-def check_length(processor: Processor, text: str, param: str) -> None:
-    """Raise ApiError 400 for a text that can't fit the context."""
-    if error := processor.too_long(text):
-        raise ApiError(400, error if param == "prompt" else f"{param}: {error}", param=param)
+def encode(
+    processor: Processor, text: str, most_tokens: int | None, add_special_tokens: bool, param: str
+) -> list[int]:
+    """Return the tokens of a text. Raises ApiError 400 for a long one with more than `most_tokens`."""
+    try:
+        return processor.encode(text, most_tokens, add_special_tokens)
+    except InvalidRequestError as error:
+        message = str(error) if param == "prompt" else f"{param}: {error}"
+        raise ApiError(400, message, param=param) from None
 
 
-async def tokenize_chat(engine: AsyncLLMEngine, chat: Chat) -> TokensPrompt:
+async def tokenize_chat(engine: AsyncLLMEngine, chat: Chat, most_tokens: int | None) -> TokensPrompt:
     """Do the same for one conversation as `tokenize_chats` does for several."""
-    (prepared,) = await tokenize_chats(engine, [chat])
+    (prepared,) = await tokenize_chats(engine, [chat], most_tokens)
     return prepared.tokens
 
 
 async def tokenize_chats(
     engine: AsyncLLMEngine,
     conversations: Sequence[Chat],
-    any_length: bool = False,
+    most_tokens: int | None,
     created: int | None = None,
 ) -> list[PreparedPrompt]:
     """Render the chat template for each conversation, and tokenize the result.
 
     created: the time for the template, in seconds since the epoch; None: now. Raises ApiError 400 for messages that
-    the template refuses, or that can't fit the context, unless they have `any_length`.
+    the template refuses, or that have more than `most_tokens` (None: any number).
     """
     processor = await engine.get_input_preprocessor()
     size = sum(chat.num_characters for chat in conversations)
     return await run_by_size(
-        size, lambda: [render_chat(processor, chat, any_length, created) for chat in conversations]
+        size, lambda: [render_chat(processor, chat, most_tokens, created) for chat in conversations]
     )
 
 
@@ -230,15 +240,14 @@ def num_characters(value: object) -> int:
     return 1
 
 
-def render_chat(processor: Processor, chat: Chat, any_length: bool, created: int | None) -> PreparedPrompt:
-    tokenizer: Any = processor.tokenizer
-    text, start = chat.render(tokenizer, created)
-    if not any_length:
-        check_length(processor, text, "messages")
-    token_ids = tokenizer(text, add_special_tokens=chat.add_special_tokens).input_ids
+def render_chat(
+    processor: Processor, chat: Chat, most_tokens: int | None, created: int | None
+) -> PreparedPrompt:
+    text, start = chat.render(processor.tokenizer, created)
+    token_ids = encode(processor, text, most_tokens, chat.add_special_tokens, "messages")
     return PreparedPrompt({"prompt_token_ids": token_ids, "prompt": text}, start)
 
 
 async def run_by_size(size: int, work: Callable[[], T]) -> T:
-    """Run `work` at once, or in a thread if its input has `LONG_TEXT` characters or more."""
-    return work() if size < LONG_TEXT else await asyncio.to_thread(work)
+    """Run `work` at once, or in a thread, in turns, if its input has `LONG_TEXT` characters or more."""
+    return work() if size < LONG_TEXT else await THREADS.run(work)

@@ -22,11 +22,13 @@ def check_work(engine: AsyncLLMEngine, plan: GenerationPlan) -> None:
     width = max(request.choices_per_prompt, params.num_children)
     choices = len(prompts) * width
     check(bounds.CHOICES, choices, "n")
+    num_tokens = sum(len(one.prompt["prompt_token_ids"]) for one in prompts)
+    if request.beams is not None:
+        check_beams(num_tokens, request.beams.beam_width)
     max_tokens = min(params.max_tokens or model.max_model_len, model.max_model_len)
     output_logprobs = choices * max_tokens * reported(params.logprobs, model.vocab_size)
     check(bounds.OUTPUT_LOGPROBS, output_logprobs, "max_tokens")
     if params.prompt_logprobs is not None:
-        num_tokens = sum(len(one.prompt["prompt_token_ids"]) for one in prompts)
         prompt_logprobs = num_tokens * reported(params.prompt_logprobs, model.vocab_size)
         check(bounds.PROMPT_LOGPROBS, prompt_logprobs, "prompt_logprobs")
     lists = (params.stop_token_ids, params.allowed_token_ids, params.bad_words, params.logit_bias)
@@ -34,6 +36,13 @@ def check_work(engine: AsyncLLMEngine, plan: GenerationPlan) -> None:
     grammars = [one.params.structured_outputs for one in prompts]
     check(bounds.GRAMMAR_BYTES, width * sum(grammar.size for grammar in grammars if grammar), "n")
     engine.check_room(choices)
+
+
+def check_beams(num_tokens: int, width: int) -> None:
+    """Raise ApiError 400 for beams whose tokens take too long to send to the core, which each step does."""
+    if error := bounds.BEAM_TOKENS.exceeded(num_tokens * width):
+        message = f"a beam search of width {width} over {num_tokens:,} prompt tokens is too large: {error}"
+        raise ApiError(400, message, param="use_beam_search", code=ErrorCode.INVALID_VALUE)
 
 
 def reported(logprobs: int | None, vocab_size: int) -> int:

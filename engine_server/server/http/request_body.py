@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from engine_server.contract.bounds import excess_of_structure
+from engine_server.contract.bounds import UNCOUNTED_BYTES, excess_of_structure
+from engine_server.contract.caller import ReportedCaller
 from engine_server.contract.errors import ErrorCode
+from engine_server.contract.headers import CALLER, RESUME
+from engine_server.engine.loop.turns import sender
 from engine_server.server.http.content_type import check_content_type
 from engine_server.server.http.disconnect import DISCONNECT
 from engine_server.server.http.errors import ApiError
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
 
 # Of all bodies together.
 MAX_BYTES = 256 << 20
+RESUME_NAME = RESUME.lower().encode()
+CALLER_NAME = CALLER.lower().encode()
 
 
 class RequestBody:
@@ -51,8 +56,12 @@ class RequestBody:
                 await refusal.response()(scope, receive, send)
                 return
             if body is not None:
-                with scope["extensions"][DISCONNECT]["while_connected"]:
-                    await self._app(scope, replay(body), send)
+                token = sender.set(reported_id(scope) or host)
+                try:
+                    with scope["extensions"][DISCONNECT]["while_connected"]:
+                        await self._app(scope, replay(body), send)
+                finally:
+                    sender.reset(token)
 
     async def _read(self, scope: Scope, receive: Receive, share: MemoryShare) -> bytes | None:
         """Return the body; None if the client disconnected before its end.
@@ -74,7 +83,8 @@ class RequestBody:
                 raise self._no_memory()
             body += piece
             if not message.get("more_body", False):
-                check_structure(body)
+                if len(body) > UNCOUNTED_BYTES:
+                    check_structure(body, scope)
                 return bytes(body)
 
     def _too_large(self) -> ApiError:
@@ -89,9 +99,17 @@ class RequestBody:
         return ApiError(503, message, code=ErrorCode.QUEUE_FULL, retry_after=1, close=True)
 
 
-def check_structure(body: bytes | bytearray) -> None:
+def reported_id(scope: Scope) -> str | None:
+    """Return the id of the caller that a router reports, if it does."""
+    value = next((value for name, value in scope["headers"] if name == CALLER_NAME), None)
+    caller = None if value is None else ReportedCaller.parse_header(value.decode("latin-1"))
+    return None if caller is None else caller.id
+
+
+def check_structure(body: bytes | bytearray, scope: Scope) -> None:
     """Raise ApiError 400 for JSON with too many values, since a parser creates an object for each and blocks others."""
-    error = excess_of_structure(body)
+    continues = any(name == RESUME_NAME for name, _ in scope["headers"])
+    error = excess_of_structure(body, scope["path"], continues)
     if error is not None:
         raise ApiError(400, error, code=ErrorCode.INVALID_VALUE)
 

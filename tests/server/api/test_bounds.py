@@ -132,3 +132,11 @@ def test_quotation_of_input_in_errors_is_short(scripted: Any) -> None:
     for answer in answers:
         assert answer.status in (400, 404)
         assert len(answer.body) < 700, answer.body
+
+
+def test_beams_with_too_many_tokens_are_refused_with_both_numbers(scripted: Any) -> None:
+    prompts = repeated(repeated("5", 512), 200)
+    error = refusal(scripted, COMPLETIONS, body(prompt=prompts, use_beam_search="true", n="2"))
+    assert error["param"] == "use_beam_search"
+    assert "width 2 over 102,400 prompt tokens" in error["message"]
+    assert "at most 131,072 are allowed" in error["message"]

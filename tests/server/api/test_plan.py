@@ -54,7 +54,7 @@ def request(style: AnswerStyle | None, **parameters: Any) -> AnswerRequest:
     return AnswerRequest(
         identity=AnswerIdentity("answer", 0, "m", "hash"),
         engine_id="answer",
-        source=TextSource(texts=[]),
+        source=TextSource(texts=[], most_tokens=None),
         params=SamplingParams(**parameters),
         style=style,
         fields={},

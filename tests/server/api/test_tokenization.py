@@ -1,11 +1,13 @@
 """/tokenize, /detokenize and /tokenizer_info with the real tokenizer."""
 
+import re
 from typing import Any
 
 import pytest
 from local_server import serving
 from transformers import AutoTokenizer
 
+from engine_server.contract.bounds import TOKENIZED_BYTES, TOKENIZED_TOKENS
 from engine_server.models import resolve
 
 TEXT = "The capital of France is Paris, naïvely 🙂."
@@ -163,3 +165,30 @@ def test_router_is_told_that_the_tokenizer_costs_no_tokens(
     answer = scripted.post(path, {"model": "smollm2", **fields})
 
     assert (answer.status, answer.headers["fairlead-usage"]) == (200, "prompt=0, completion=0")
+
+
+def test_text_of_too_many_bytes_is_refused(scripted: Any) -> None:
+    answer = scripted.post("/tokenize", {"prompt": "\u0101" * (TOKENIZED_BYTES.limit // 2 + 1)})
+    assert (answer.status, answer.error["param"]) == (400, "prompt")
+    assert TOKENIZED_BYTES.things in answer.error["message"]
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/completions"])
+def test_text_of_too_many_tokens_is_refused_by_its_first_parts(scripted: Any, path: str) -> None:
+    text = "\U0001f9a0" * (TOKENIZED_BYTES.limit // 4)
+    answer = scripted.post(path, {"prompt": text})
+    assert (answer.status, answer.error["param"]) == (400, "prompt")
+    counted = re.search(r"at least (\d+) tokens", answer.error["message"])
+    assert counted is not None and int(counted[1]) < 2 * TOKENIZED_TOKENS.limit
+
+
+def test_text_that_cannot_fit_is_cut_where_the_request_asks(scripted: Any) -> None:
+    text = "\U0001f9a0" * 100_000
+    answer = scripted.post("/v1/completions", {"prompt": text, "truncate_prompt_tokens": 8, "max_tokens": 1})
+    assert answer.status == 200 and answer.json["usage"]["prompt_tokens"] == 8
+
+
+def test_a_million_tokens_become_text(scripted: Any) -> None:
+    answer = scripted.post("/detokenize", {"tokens": [65] * 1_000_000})
+    assert answer.status == 200
+    assert len(answer.json["prompt"]) >= 1_000_000

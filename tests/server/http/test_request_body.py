@@ -7,22 +7,25 @@ from typing import Any
 import pytest
 from waiting import until_async
 
+from engine_server.contract.caller import ReportedCaller
+from engine_server.engine.loop.turns import sender
 from engine_server.server.http.disconnect import DISCONNECT, WhileConnected
 from engine_server.server.http.errors import ApiError
 from engine_server.server.http.request_body import RequestBody, check_structure
 from engine_server.shared.shares import Shares
 
+JSON = [(b"content-type", b"application/json")]
 SCOPE = {"type": "http", "method": "POST", "path": "/", "headers": []}
 
 
 class Client:
     """One request to a middleware, whose pieces of a body the test sends."""
 
-    def __init__(self, middleware: RequestBody, address: str = "10.0.0.1") -> None:
+    def __init__(self, middleware: RequestBody, address: str = "10.0.0.1", headers: Any = ()) -> None:
         self._incoming: asyncio.Queue[Any] = asyncio.Queue()
         self.messages: list[Any] = []
         extensions = {DISCONNECT: {"while_connected": WhileConnected()}}
-        scope = {**SCOPE, "client": (address, 1), "extensions": extensions}
+        scope = {**SCOPE, "client": (address, 1), "extensions": extensions, "headers": [*JSON, *headers]}
         self.task = asyncio.create_task(middleware(scope, self._incoming.get, self._record))
 
     async def _record(self, message: Any) -> None:
@@ -39,6 +42,25 @@ class Client:
     @property
     def status(self) -> int:
         return int(self.messages[0]["status"])
+
+
+async def tell_sender(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": str(sender.get()).encode()})
+
+
+async def test_sender_is_the_reported_caller_or_else_the_address() -> None:
+    caller = ReportedCaller(id="1" * 32, scope="2" * 32, priority=0)
+    reported = [(b"fairlead-caller", caller.header().encode())]
+    known, unknown = (
+        Client(RequestBody(tell_sender, 80), headers=reported),
+        Client(RequestBody(tell_sender, 80)),
+    )
+    for client in (known, unknown):
+        await client.send(b"{}", more=False)
+        await client.task
+    assert known.messages[1]["body"] == b"1" * 32
+    assert unknown.messages[1]["body"] == b"10.0.0.1"
 
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:
@@ -118,11 +140,29 @@ async def test_body_over_its_own_limit_closes_the_connection() -> None:
     assert shares.used == 0
 
 
-@pytest.mark.parametrize("body", [b"[" * 300_000, b'{"a":' * 300_000, b"1," * 5_000_000])
+TOO_MANY = [b"[" * 300_000, b'{"a":' * 300_000, b"1," * 300_000, b'"a,",' * 600_000, rb'"\\",1,' * 300_000]
+
+
+@pytest.mark.parametrize("body", TOO_MANY, ids=["lists", "objects", "numbers", "strings", "escapes"])
 def test_structure_that_takes_long_to_parse_is_refused(body: bytes) -> None:
-    with pytest.raises(ApiError, match="at most"):
-        check_structure(body)
+    with pytest.raises(ApiError, match="at most 262,144 are allowed"):
+        check_structure(body, SCOPE)
 
 
-def test_long_text_is_accepted() -> None:
-    check_structure(b'{"prompt": "' + b"a" * (30 << 20) + b'"}')
+def test_token_ids_may_be_a_million_where_a_request_may_have_them() -> None:
+    body = b'{"prompt": [%s]}' % b",".join([b"7"] * 1_000_000)
+    continued = {**SCOPE, "headers": [(b"fairlead-resume", b"1")]}
+    check_structure(body, {**SCOPE, "path": "/v1/completions"})
+    check_structure(body, continued)
+    with pytest.raises(ApiError, match="at most 262,144 are allowed"):
+        check_structure(body, SCOPE)
+    with pytest.raises(ApiError, match="at most 1,048,576 are allowed"):
+        check_structure(body + body, {**SCOPE, "path": "/v1/completions"})
+
+
+TEXTS = [b"a" * (30 << 20), b"1,2\\n" * 2_000_000, rb"{\"a\": [1, 2]}, " * 1_000_000, rb"\\," * 1_000_000]
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=["letters", "table", "json", "backslashes"])
+def test_long_text_is_accepted(text: bytes) -> None:
+    check_structure(b'{"prompt": "' + text + b'"}', SCOPE)

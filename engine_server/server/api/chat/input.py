@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 from engine_server.contract import bounds
 from engine_server.server.api.chat.messages import Message, turns_of
 from engine_server.server.api.chat.template_variables import check_variables
-from engine_server.server.api.fields import only
+from engine_server.server.api.fields import Items, only
 from engine_server.server.api.generation_request import ApiRequest
 from engine_server.server.conversation.history.turns import Conversation, Turn
 from engine_server.server.http.errors import ApiError
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from engine_server.server.settings import ApiSettings
 
 
-Messages = Annotated[list[Message], Field(min_length=1, max_length=bounds.MESSAGES.limit)]
+Messages = Annotated[Items[Message], Field(min_length=1, max_length=bounds.MESSAGES.limit)]
 
 
 class ChatInput(ApiRequest):

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validat
 from pydantic_core import PydanticCustomError
 
 from engine_server.server.api.content import Content, at, read_content
-from engine_server.server.api.fields import call_arguments, only
+from engine_server.server.api.fields import Items, call_arguments, only
 from engine_server.server.conversation.history.turns import Call, Part, Result, Thinking, Turn, joined
 
 
@@ -47,7 +47,7 @@ class Message(BaseModel):
     role: Annotated[str, Field(min_length=1, max_length=64)]
     content: Annotated[Content, PlainValidator(message_content)] = ()
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Items[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None

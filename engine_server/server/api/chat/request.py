@@ -21,7 +21,7 @@ from engine_server.server.api.chat.template_variables import (
 )
 from engine_server.server.api.chat.tools import ToolChoice, Tools, tool_use, tools_by_path
 from engine_server.server.api.content import MediaUse, media_of
-from engine_server.server.api.fields import Ignored, only
+from engine_server.server.api.fields import Ignored, Items, NamedTexts, only
 from engine_server.server.api.generation_request import GenerationRequest
 from engine_server.server.api.ignored import IgnoredPart, ignored_tools
 from engine_server.server.conversation.chat_prompt import chat_prompt
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from engine_server.server.settings import ApiSettings
 
 
-Messages = Annotated[list[Message], Field(min_length=1, max_length=bounds.MESSAGES.limit)]
+Messages = Annotated[Items[Message], Field(min_length=1, max_length=bounds.MESSAGES.limit)]
 
 
 class ChatFields(GenerationRequest):
@@ -51,7 +51,7 @@ class ChatFields(GenerationRequest):
     echo: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    documents: list[dict[str, str]] | None = None
+    documents: Items[NamedTexts] | None = None
     chat_template: str | None = None
     chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(check_variables)] | None = None
     return_prompt_text: bool | None = None
@@ -150,7 +150,7 @@ class ChatFields(GenerationRequest):
         return ChatSource(
             conversations=[chat_prompt(one, layout, self.tool_use) for one in conversations],
             field="messages",
-            any_length=self.truncate_prompt_tokens is not None,
+            most_tokens=None if self.cuts(context) else context,
             cuts=self.cuts(context),
             cache_salt=self.cache_salt,
         )
@@ -195,7 +195,7 @@ class ChatRequest(ChatFields):
 class BatchChatRequest(ChatFields):
     """The body of a request with several conversations, each of which gets one choice of a whole answer."""
 
-    messages: Annotated[list[Messages], Field(min_length=1, max_length=bounds.PROMPTS.limit)]
+    messages: Annotated[Items[Messages], Field(min_length=1, max_length=bounds.PROMPTS.limit)]
 
     stream: Annotated[Any, only(False)] = None
     n: Annotated[Any, only(1)] = None

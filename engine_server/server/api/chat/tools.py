@@ -18,7 +18,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from engine_server.contract import bounds
-from engine_server.server.api.fields import UNSUPPORTED, check_bound, check_depth
+from engine_server.server.api.fields import UNSUPPORTED, Items, check_bound, check_depth
 from engine_server.server.api.ignored import IgnoredTool
 from engine_server.server.generation.tool_use import ToolUse
 from engine_server.server.http.errors import ApiError
@@ -88,7 +88,7 @@ def check_together(tools: list[Tool | IgnoredTool]) -> list[Tool | IgnoredTool]:
 
 
 OfferedTool = Annotated[Tool, WrapValidator(offered_tool)]
-Tools = Annotated[list[OfferedTool], Field(max_length=bounds.TOOLS.limit), AfterValidator(check_together)]
+Tools = Annotated[Items[OfferedTool], Field(max_length=bounds.TOOLS.limit), AfterValidator(check_together)]
 
 
 class NamedTool(BaseModel):

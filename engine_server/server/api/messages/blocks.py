@@ -14,7 +14,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from engine_server.server.api.fields import UNSUPPORTED
+from engine_server.server.api.fields import UNSUPPORTED, Items
 
 
 def text_as_block(value: object) -> object:
@@ -48,7 +48,7 @@ class TextBlock(BaseModel):
 
 
 # Text content, which may also be a string.
-TextContent = Annotated[list[Annotated[TextBlock, only_types("text")]], BeforeValidator(text_as_block)]
+TextContent = Annotated[Items[Annotated[TextBlock, only_types("text")]], BeforeValidator(text_as_block)]
 
 
 class OmittedBlock(TextBlock):
@@ -93,7 +93,7 @@ def referred_text(block: dict[str, Any]) -> str | None:
 
 # Content of tools' results.
 ResultContent = Annotated[
-    list[Annotated[TextBlock, known_or_omitted("text")]],
+    Items[Annotated[TextBlock, known_or_omitted("text")]],
     BeforeValidator(text_as_block),
 ]
 
@@ -147,4 +147,4 @@ Block = Annotated[
     ],
     known_or_omitted("text", "thinking", "redacted_thinking", "tool_use", "tool_result"),
 ]
-Content = Annotated[list[Block], BeforeValidator(text_as_block)]
+Content = Annotated[Items[Block], BeforeValidator(text_as_block)]

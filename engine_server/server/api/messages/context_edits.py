@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field
 
 from engine_server.contract.bounds import CONTEXT_EDITS, TOOLS
 from engine_server.requests.validation import MAX_INT32
+from engine_server.server.api.fields import Items
 from engine_server.server.api.messages.blocks import (
     Block,
     RedactedThinkingBlock,
@@ -31,7 +32,7 @@ KEPT_TOOL_USES = 3
 KEPT_THINKING_TURNS = 1
 
 Amount = Annotated[int, Field(ge=0, le=MAX_INT32)]
-ToolNames = Annotated[list[str], Field(max_length=TOOLS.limit)]
+ToolNames = Annotated[Items[str], Field(max_length=TOOLS.limit)]
 
 
 class EditedMessages(NamedTuple):

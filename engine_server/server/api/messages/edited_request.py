@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from engine_server.contract.bounds import TOKENIZED_CHARACTERS
+from engine_server.contract.bounds import TOKENIZED_BYTES, TOKENIZED_TOKENS
 from engine_server.server.api.create_answer import count_tokens
 from engine_server.server.api.messages.context_edits import ThinkingCleared, ToolUsesCleared
 from engine_server.server.api.messages.request import MessagesRequest
-from engine_server.server.generation.prompts import num_characters
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
@@ -46,11 +45,11 @@ async def edit_context(
             continue
         if num_tokens is None:
             check_length(body)
-            original_tokens = num_tokens = await count_tokens(model, body, headers, any_length=True)
+            original_tokens = num_tokens = await count_tokens(model, body, headers, TOKENIZED_TOKENS.limit)
         if not edit.is_triggered(body.messages, num_tokens):
             continue
         candidate = body.with_messages(edited.messages)
-        num_left = await count_tokens(model, candidate, headers, any_length=True)
+        num_left = await count_tokens(model, candidate, headers, TOKENIZED_TOKENS.limit)
         cleared = num_tokens - num_left
         if cleared >= edit.least_cleared_tokens:
             body, num_tokens = candidate, num_left
@@ -60,6 +59,6 @@ async def edit_context(
 
 def check_length(body: MessagesRequest) -> None:
     """Raise ApiError 400 for a conversation that takes too long to count, as it may be longer than the context."""
-    rendered = [msgspec.to_builtins(body.turns), body.chat_template_kwargs or {}]
-    if error := TOKENIZED_CHARACTERS.exceeded(num_characters(rendered)):
+    rendered = [body.turns, body.chat_template_kwargs or {}]
+    if error := TOKENIZED_BYTES.exceeded(len(msgspec.json.encode(rendered))):
         raise ApiError(400, f"messages with context_management: {error}", param="messages")

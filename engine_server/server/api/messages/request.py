@@ -13,7 +13,7 @@ from engine_server.requests.validation import MAX_INT32
 from engine_server.server.api.chat.template_variables import reasoning_variables
 from engine_server.server.api.chat.tools import tool_use
 from engine_server.server.api.conversation_request import ConversationRequest
-from engine_server.server.api.fields import Ignored, only, stop_strings
+from engine_server.server.api.fields import Ignored, Items, only, stop_strings
 from engine_server.server.api.ignored import IgnoredPart, ignored_tools
 from engine_server.server.api.messages.blocks import TextBlock, TextContent
 from engine_server.server.api.messages.context_edits import ContextManagement
@@ -68,7 +68,7 @@ class MessagesRequest(ConversationRequest):
 
     # Required, as in Anthropic's API.
     model: str
-    messages: Annotated[list[Message], Field(min_length=1, max_length=bounds.MESSAGES.limit)]
+    messages: Annotated[Items[Message], Field(min_length=1, max_length=bounds.MESSAGES.limit)]
     max_tokens: int
     system: TextContent | None = None
     stop: Annotated[list[str], PlainValidator(stop_strings)] = Field(

@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 from engine_server.contract import bounds
 from engine_server.server.api.chat import tools as chat
 from engine_server.server.api.chat.tools import ToolName, check_schema, check_tools
+from engine_server.server.api.fields import Items
 from engine_server.server.api.ignored import IgnoredTool
 
 
@@ -61,7 +62,7 @@ def check_together(tools: list[Tool | IgnoredTool]) -> list[Tool | IgnoredTool]:
 
 
 Tools = Annotated[
-    list[
+    Items[
         Annotated[
             Annotated[Tool, Tag("custom")] | Annotated[IgnoredTool, Tag("other")], Discriminator(kind_of)
         ]

@@ -10,6 +10,7 @@ from engine_server.contract.bounds import PAIR_CHARACTERS
 from engine_server.contract.errors import ErrorCode
 from engine_server.engine.input import text_pairs
 from engine_server.engine.input.tokenizer import Truncation, encode_texts
+from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.prompts import TokensPrompt
 from engine_server.server.api.tokenizer import require_tokenizer
 from engine_server.server.conversation.chat_prompt import chat_prompt
@@ -42,7 +43,9 @@ async def input_prompts(model: LoadedModel, request: InputRequest, before: str =
         require_tokenizer(model)
         conversation = request.conversation(model.settings, open_answer=False)
         prompt = replace(chat_prompt(conversation, model.answer_layout, None), tools=request.tools)
-        chat = await tokenize_chat(model.engine, prompt)
+        chat = await tokenize_chat(
+            model.engine, prompt, model.max_model_len if truncation.longest is None else None
+        )
         prompts = [NamedPrompt(tokens(truncate(chat["prompt_token_ids"], truncation)), "messages")]
     else:
         special = request.add_special_tokens is not False
@@ -71,13 +74,18 @@ async def input_tokens(
         return [truncate(one, truncation) for one in inputs if isinstance(one, list)]
     tokenizer = require_tokenizer(model)
     processor = await model.engine.get_input_preprocessor()
-    if truncation.longest is None and truncation.longest_first is None:
-        for index, text in enumerate(texts):
-            if error := processor.too_long(text):
+    is_cut = truncation.longest is not None or truncation.longest_first is not None
+
+    def tokenize() -> list[list[int]]:
+        for index, text in enumerate([] if is_cut else texts):
+            try:
+                processor.check_length(text, model.max_model_len)
+            except InvalidRequestError as error:
                 name = entry(field, texts, index)
-                raise ApiError(400, f"{name}: {error}", param=name, code=ErrorCode.INVALID_VALUE)
-    size = sum(map(len, texts))
-    return await run_by_size(size, lambda: encode_texts(tokenizer, texts, truncation, add_special_tokens))
+                raise ApiError(400, f"{name}: {error}", param=name, code=ErrorCode.INVALID_VALUE) from None
+        return encode_texts(tokenizer, texts, truncation, add_special_tokens)
+
+    return await run_by_size(sum(map(len, texts)), tokenize)
 
 
 async def pair_prompts(

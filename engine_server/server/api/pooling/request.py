@@ -16,7 +16,7 @@ from engine_server.server.api import fields
 from engine_server.server.api.caller import reported_caller
 from engine_server.server.api.chat.input import ChatInput
 from engine_server.server.api.content import media_of, refuse_media
-from engine_server.server.api.fields import Ignored, only, prompt_list
+from engine_server.server.api.fields import Ignored, Items, only, prompt_list
 from engine_server.server.api.generation_request import ApiRequest
 from engine_server.server.api.pooling.context import RequestContext
 from engine_server.server.http.errors import ApiError
@@ -73,7 +73,7 @@ class InputRequest(ChatInput, PoolingRequest):
     """A request for vectors of texts, of token ids, or of one conversation."""
 
     input: Annotated[list[str] | list[list[int]] | None, PlainValidator(optional_input)] = None
-    tools: Annotated[list[dict[str, Any]], Field(max_length=bounds.TOOLS.limit)] | None = None
+    tools: Annotated[Items[dict[str, Any]], Field(max_length=bounds.TOOLS.limit)] | None = None
 
     def check_combinations(self) -> None:
         super().check_combinations()

@@ -18,7 +18,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from engine_server.server.api.content import Content, at, read_content
-from engine_server.server.api.fields import UNSUPPORTED, call_arguments
+from engine_server.server.api.fields import UNSUPPORTED, Items, call_arguments
 from engine_server.server.api.responses.tools import CUSTOM_PARAMETER, template_name
 from engine_server.server.conversation.history.turns import Call, Omitted, Part, Result, Text, Thinking, Turn
 
@@ -121,8 +121,8 @@ class ReasoningItem(BaseModel):
     model_config = ConfigDict(strict=True)
 
     type: Literal["reasoning"]
-    summary: list[ReasoningPart] = []
-    content: list[ReasoningPart] | None = None
+    summary: Items[ReasoningPart] = []
+    content: Items[ReasoningPart] | None = None
 
     @property
     def text(self) -> str:
@@ -158,7 +158,7 @@ def text_as_item(value: object) -> object:
     return [{"type": "message", "role": "user", "content": value}] if isinstance(value, str) else value
 
 
-Input = Annotated[list[Item], BeforeValidator(text_as_item)]
+Input = Annotated[Items[Item], BeforeValidator(text_as_item)]
 
 
 def is_of_assistant(item: Item) -> bool:

@@ -14,7 +14,7 @@ from engine_server.requests.validation import MAX_INT32
 from engine_server.server.api.chat.template_variables import Effort, effort_variables
 from engine_server.server.api.chat.tools import NamedTool, tool_use
 from engine_server.server.api.conversation_request import ConversationRequest
-from engine_server.server.api.fields import UNSUPPORTED, Ignored, Unsupported, only
+from engine_server.server.api.fields import UNSUPPORTED, Ignored, Items, NamedTexts, Unsupported, only
 from engine_server.server.api.ignored import IgnoredPart, IgnoredTool
 from engine_server.server.api.responses.body import RequestEcho
 from engine_server.server.api.responses.items import Input, MessageItem, turns_of
@@ -99,12 +99,12 @@ class ResponsesRequest(ConversationRequest):
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
-    include: list[str] | None = None
+    include: Items[str] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
     # vLLM's: the answer has the prompt and the output as the model sees them.
     enable_response_messages: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    metadata: dict[str, str] | None = None
+    metadata: NamedTexts | None = None
     user: str | None = None
 
     previous_response_id: NeedsStore = None

@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 from engine_server.contract import bounds
 from engine_server.server.api.chat import tools as chat
 from engine_server.server.api.chat.tools import MAX_NAME_LENGTH, ToolName, check_schema, check_tools
-from engine_server.server.api.fields import UNSUPPORTED, check_bound
+from engine_server.server.api.fields import UNSUPPORTED, Items, check_bound
 from engine_server.server.api.ignored import IgnoredPart, IgnoredTool
 
 # The parameter of the function that stands for a custom tool in the prompt.
@@ -86,7 +86,7 @@ class NamespaceTool(BaseModel):
     name: ToolName
     description: str | None = None
     tools: Annotated[
-        list[Annotated[CalledTool | OtherTool, Discriminator(kind_of)]], Field(max_length=bounds.TOOLS.limit)
+        Items[Annotated[CalledTool | OtherTool, Discriminator(kind_of)]], Field(max_length=bounds.TOOLS.limit)
     ]
 
 
@@ -181,7 +181,7 @@ def check_together(tools: list[Any]) -> list[Any]:
     return tools
 
 
-Tools = Annotated[list[Tool], Field(max_length=bounds.TOOLS.limit), AfterValidator(check_together)]
+Tools = Annotated[Items[Tool], Field(max_length=bounds.TOOLS.limit), AfterValidator(check_together)]
 
 
 class NamedTool(BaseModel):
@@ -207,7 +207,7 @@ class AllowedTools(BaseModel):
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(min_length=1)]
+    tools: Annotated[Items[NamedTool], Field(min_length=1)]
 
 
 def supported_choice(value: object) -> object:

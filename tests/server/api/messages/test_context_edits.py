@@ -248,7 +248,7 @@ def test_names_of_a_calls_arguments_count_as_text(scripted: LocalServer) -> None
     messages = [user("Begin."), {"role": "assistant", "content": [call]}, used(0)[1]]
     answer = ask(scripted, edit(keep=keep(0)), messages=messages)
     assert answer.status == 400
-    assert "characters in a prompt to tokenize" in answer.json["error"]["message"]
+    assert "UTF-8 bytes in a text to tokenize" in answer.json["error"]["message"]
 
 
 FORM = {"type": "json_schema", "schema": {"type": "object", "properties": {"city": {"type": "string"}}}}
@@ -281,4 +281,4 @@ def test_conversation_that_takes_too_long_to_count_is_refused(scripted: LocalSer
     with scripted.probed():
         answer = ask(scripted, edit(keep=keep(0)), messages=messages)
     assert answer.status == 400
-    assert "characters in a prompt to tokenize" in answer.json["error"]["message"]
+    assert "UTF-8 bytes in a text to tokenize" in answer.json["error"]["message"]
