@@ -92,6 +92,11 @@ def refuse(writer, status: int, code: str, model: bytes = b"weights-1", settings
     )
 
 
+async def keep_alive(engine, request, writer, number):
+    chunk(writer, KEEP_ALIVE)
+    await reset(engine, request, writer, number)
+
+
 async def reset(engine, request, writer, number):
     await writer.drain()
     writer.transport.abort()

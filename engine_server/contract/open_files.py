@@ -1,7 +1,6 @@
 """The limit of open files, since each connection is one."""
 
 import resource
-import sys
 
 # Of the open files; the others are for engines, for the API server of Kubernetes, and for logs.
 CLIENTS_PERCENT = 80
@@ -15,10 +14,10 @@ def raise_open_files_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def most_connections() -> int:
-    """Return the number of connections that clients may have open."""
+def most_connections(bound: int) -> int:
+    """Return the number of connections that clients may have open: `bound`, or less if the open files are fewer."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return sys.maxsize if soft == resource.RLIM_INFINITY else max(1, soft * CLIENTS_PERCENT // 100)
+    return bound if soft == resource.RLIM_INFINITY else max(1, min(bound, soft * CLIENTS_PERCENT // 100))
 
 
 def most_internal_connections(most: int) -> int:

@@ -73,7 +73,11 @@ class Application:
 
     def owner(self, fields: Mapping[bytes, bytes], peer: str) -> str:
         """Return the name of the sender's key, or else its address."""
-        return self._callers.name(fields) or self._addresses.find(peer, fields.get(FORWARDED_FOR))
+        return self._callers.name(fields) or self.address(peer, fields.get(FORWARDED_FOR))
+
+    def address(self, peer: str, forwarded_for: bytes | None) -> str:
+        """Return the address of a client on a connection from `peer`, which may be a trusted proxy's."""
+        return self._addresses.find(peer, forwarded_for)
 
     async def refuse(self, exchange: Exchange, error: RequestError) -> None:
         """Answer a request that was not received whole. Raises `error`."""

@@ -22,7 +22,7 @@ from engine_server.router.callers.peers import PeerSettings
 from engine_server.router.http.forwarded_fields import parse_pattern
 from engine_server.router.http.limits import Limits
 from engine_server.router.line_writer import LineWriter
-from engine_server.router.memory_limit import memory_limit
+from engine_server.router.memory_limit import CONNECTION_BYTES, memory_limit
 from engine_server.router.requests.access_log import RENDERERS, AccessLog
 from engine_server.router.requests.hold.hold import HoldSettings
 from engine_server.router.requests.watch import WatchTimes
@@ -294,15 +294,18 @@ def main(argv: list[str]) -> int:
     except ValueError as error:
         parser.error(str(error))
     raise_open_files_limit()
+    memory = memory_limit()
     settings = Settings(
         host=flags.host,
         port=flags.port,
         metrics_port=flags.metrics_port,
         policy=flags.policy,
         limits=Limits(
-            body=flags.max_body_bytes, connections=most_connections(), idle_seconds=flags.idle_timeout
+            body=flags.max_body_bytes,
+            connections=most_connections(memory // CONNECTION_BYTES),
+            idle_seconds=flags.idle_timeout,
         ),
-        buffer_bytes=flags.buffer_bytes or memory_limit() // BUFFER_SHARE,
+        buffer_bytes=flags.buffer_bytes or memory // BUFFER_SHARE,
         trusted_proxies=flags.trusted_proxies,
         origins=flags.allow_origin,
         hosts=flags.allow_host,

@@ -193,6 +193,13 @@ def unknown_model(model: str, known: Sequence[str]) -> RequestError:
     )
 
 
+def not_served(model: str, known: Sequence[str], detail: str) -> RequestError:
+    """Return the error for a model that its replicas don't know, with others; `detail` is what a replica said."""
+    others = [name for name in known if name != model]
+    message = f"No replica serves the model {quote(model)} now; {available(others)}"
+    return RequestError(404, ErrorCode.MODEL_NOT_FOUND, message, "model", detail=detail)
+
+
 def available(models: Sequence[str]) -> str:
     """Return the models as a part of a message."""
     names = ", ".join(models[:MAX_LISTED_MODELS]) + ("" if len(models) <= MAX_LISTED_MODELS else ", ...")
@@ -226,10 +233,12 @@ def rate_limited(limit: str, seconds: float) -> RequestError:
     return RequestError(429, ErrorCode.RATE_LIMITED, message, lines=lines)
 
 
-def no_replica(model: str, obstacle: Obstacle = UNKNOWN, seconds: float = 1.0) -> RequestError:
+def no_replica(
+    model: str, obstacle: Obstacle = UNKNOWN, seconds: float = 1.0, detail: str = ""
+) -> RequestError:
     """Return the error for a deployment without a live endpoint to try; one is expected after `seconds`."""
     message = f"No replica of {quote(model)} is ready" + (f": {obstacle.reason}" if obstacle.reason else "")
-    detail = str(obstacle) if obstacle.message else ""
+    detail = str(obstacle) if obstacle.message else detail
     return RequestError(503, ErrorCode.NO_REPLICA, message, lines=[retry_after(seconds)], detail=detail)
 
 
@@ -271,7 +280,16 @@ def interrupted(model: str) -> RequestError:
     )
 
 
+def replica_failed(
+    model: str, status: int, code: ErrorCode | None, seconds: float, detail: str
+) -> RequestError:
+    """Return the error for a request that replicas answered with errors, the last one with `status` and `detail`."""
+    message = f"The replica of {quote(model)} answered with status {status}"
+    lines = [retry_after(seconds)] if status == 503 else []
+    return RequestError(status, code or ErrorCode.NO_ANSWER, message, lines=lines, detail=detail)
+
+
 def refused(model: str, status: int, code: ErrorCode | None, message: str) -> RequestError:
-    """Return the error for a request that an engine refused with `message` after the client got a stream's head."""
+    """Return the error for a request that each engine would refuse with `message`, after a stream's head was sent."""
     message = message or f"The replica of {quote(model)} answered with status {status}"
     return RequestError(status, code or ErrorCode.NO_ANSWER, message)

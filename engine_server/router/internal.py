@@ -8,6 +8,7 @@ from engine_server.router import errors
 from engine_server.router.errors import RequestError
 from engine_server.router.http.exchange import Exchange
 from engine_server.router.rejections import Reason, Rejections, Sender
+from engine_server.shared.addresses import site
 from engine_server.shared.hosts import Hosts
 
 GUARDED = b"/internal/"
@@ -61,6 +62,10 @@ class InternalApplication:
     def owner(self, fields: Mapping[bytes, bytes], peer: str) -> str:
         """Return the sender's address."""
         return peer
+
+    def address(self, peer: str, forwarded_for: bytes | None) -> str:
+        """Return the address of a client on a connection from `peer`: proxies aren't known here."""
+        return site(peer)
 
     async def refuse(self, exchange: Exchange, error: RequestError) -> None:
         """Raise the error of a request that was not received whole."""

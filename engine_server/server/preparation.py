@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from engine_server.server.arguments import ServerArgs
     from engine_server.server.engine_host import EngineHost
 
+# Of clients of the API: each takes some KiB too.
+MOST_CONNECTIONS = 65_536
+
 
 def prepare(host: EngineHost, args: ServerArgs) -> Server:
     """Read keys and certificates, and open the sockets. Raises ValueError for settings, or OSError."""
@@ -40,7 +43,7 @@ def prepare(host: EngineHost, args: ServerArgs) -> Server:
             )
         watches.append(FileWatch(admin_keys.files, admin_keys.reload))
     app, gate = build_application(host, args, keys)
-    connections = most_connections()
+    connections = most_connections(MOST_CONNECTIONS)
     sites = [Site(app, listen(args), tls, connections, args.idle_timeout)]
     if admin_keys is not None:
         listener = listen_on_port(args.admin_host, args.admin_port, args.scheme, "admin API ")

@@ -16,6 +16,9 @@ ACCEPTED_AT_ONCE = 64
 RETRY_SECONDS = 0.5
 # Between two warnings.
 WARNING_SECONDS = 60.0
+HANDSHAKE_SECONDS = 20.0
+# In which a new connection isn't closed for the next one, though it has sent nothing.
+GRACE_SECONDS = 1.0
 
 
 class Listener:
@@ -90,11 +93,18 @@ class Listener:
 
     async def _start(self, accepted: socket.socket, connection: Occupant) -> None:
         try:
-            await self._loop.connect_accepted_socket(lambda: connection, accepted, ssl=self._tls)
+            await self._loop.connect_accepted_socket(
+                lambda: connection,
+                accepted,
+                ssl=self._tls,
+                ssl_handshake_timeout=None if self._tls is None else HANDSHAKE_SECONDS,
+            )
         except (OSError, TimeoutError) as error:  # of the handshake
             log.info("a connection failed before its first request: %s", error)
             accepted.close()
             self._places.free(connection)
+        else:
+            self._loop.call_later(GRACE_SECONDS, self._places.end_grace, connection)
 
     def _warn(self, message: str) -> None:
         now = self._loop.time()

@@ -25,8 +25,9 @@ def test_most_open_files_are_for_clients_and_some_are_not() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (1000, hard))
     try:
-        most = most_connections()
+        most = most_connections(5000)
+        bounded = most_connections(500)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert most == 800
+    assert most == 800 and bounded == 500
     assert most_internal_connections(most) == 50

@@ -2,6 +2,7 @@
 
 import pytest
 
+from engine_server.router import command
 from engine_server.router.command import main
 
 
@@ -33,3 +34,16 @@ def test_refuses_invalid_flags(capsys, flags, words):
 def test_has_a_command_for_keys(capsys):
     assert main(["key", "team-a"]) == 0
     assert "name: team-a" in capsys.readouterr().out
+
+
+def test_has_as_many_places_for_connections_as_fit_into_its_memory(monkeypatch):
+    places = []
+
+    async def serve(settings, *_):
+        places.append(settings.limits.connections)
+
+    monkeypatch.setattr(command, "memory_limit", lambda: 1024 * 1024)
+    monkeypatch.setattr(command, "serve", serve)
+    monkeypatch.setattr(command, "configure_logs", lambda *_: None)
+    assert main(["--endpoint", "m=http://h"]) == 0
+    assert places == [64]

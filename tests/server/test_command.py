@@ -1,6 +1,7 @@
 """Settings that the server refuses before it starts."""
 
 import re
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -103,3 +104,12 @@ def test_port_in_use_ends_the_command_with_a_message(capsys: pytest.CaptureFixtu
         port = listener.getsockname()[1]
         assert main(["a-model", "--host=127.0.0.1", f"--port={port}"]) == 1
     assert f"fairlead engine: can't listen on 127.0.0.1:{port}" in capsys.readouterr().err
+
+
+def test_connections_are_bounded_where_open_files_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: unlimited)
+    server = prepare(EngineHost(AsyncEngineArgs(), ApiSettings(), 0.0), ServerArgs(port=0))
+    (site,) = server.sites
+    site.listener.close()
+    assert site.connections == 65_536

@@ -79,14 +79,15 @@ def usable_route(model: str, caller: Caller, directory: Directory) -> Route:
     """Return the route that a model name means. Raises RequestError if there is none that the caller may use."""
     route = directory.resolve(model)
     if route is None:
-        raise errors.unknown_model(
-            model, list(islice(caller.models(directory), errors.MAX_LISTED_MODELS + 1))
-        )
+        raise errors.unknown_model(model, listed_models(caller, directory))
     if not caller.may_use(route, directory):
-        raise errors.model_not_allowed(
-            model, list(islice(caller.models(directory), errors.MAX_LISTED_MODELS + 1))
-        )
+        raise errors.model_not_allowed(model, listed_models(caller, directory))
     return route
+
+
+def listed_models(caller: Caller, directory: Directory) -> list[str]:
+    """Return the names of the models that the caller may use, and one of those that are too many for an error."""
+    return list(islice(caller.models(directory), errors.MAX_LISTED_MODELS + 1))
 
 
 class Counts(msgspec.Struct, frozen=True):

@@ -7,12 +7,14 @@ from typing import Protocol, cast
 
 from engine_server.router.errors import RequestError, buffer_full
 from engine_server.router.http.body_budget import BodyBudget
+from engine_server.router.http.client_address import FORWARDED_FOR
 from engine_server.router.http.exchange import Answer, Exchange
 from engine_server.router.http.forwarded_fields import ForwardedFields
 from engine_server.router.http.limits import Limits
 from engine_server.router.http.receiving import Refusal, RequestReader
 from engine_server.router.http.request_id import id_line
 from engine_server.router.http.transport import configure_transport, peer_address, unacknowledged_bytes
+from engine_server.shared.addresses import site
 from engine_server.shared.pipelining import SLICE_BYTES
 from engine_server.shared.places import Occupant, Places
 from engine_server.shared.slow_readers import limit_unsent_bytes
@@ -54,6 +56,10 @@ class Application(Protocol):
         """Return the owner of what the sender of these header fields takes, on a connection from the address `peer`."""
         ...
 
+    def address(self, peer: str, forwarded_for: bytes | None) -> str:
+        """Return the address of a client on a connection from `peer` that may be a proxy's."""
+        ...
+
     def refuse(self, exchange: Exchange, error: RequestError) -> Answer:
         """Return the coroutine that answers a request that was not received whole with an error."""
         ...
@@ -86,6 +92,8 @@ class ClientConnection(Occupant):
         # Bytes of bodies that were taken from the budget, for the sender of the first of them.
         self._claimed = 0
         self.owner = ""
+        # As the last request had it; the client's address depends on it.
+        self._forwarded_for: bytes | None = None
         self._state = READING
         # Time (of the event loop) since which nothing is read, or at which the lingering began.
         self._since = 0.0
@@ -108,8 +116,8 @@ class ClientConnection(Occupant):
         configure_transport(self._transport)
         limit_unsent_bytes(self._transport)
         self._peer = peer_address(self._transport)
+        self.sender = site(self._peer)
         self._on_made(self)
-        self._places.note_idle(self)
 
     def data_received(self, data: bytes) -> None:
         assert self._state is READING or self._state is LINGERING
@@ -125,7 +133,6 @@ class ClientConnection(Occupant):
         if reader.receiving:
             self._last_active = now = self._loop.time()
             reader.note_piece(now)
-            self._places.note_busy(self)
         if reader.held != self._claimed:
             self._claim()
         self._advance()
@@ -227,6 +234,9 @@ class ClientConnection(Occupant):
         else:
             self._places.note_busy(self)
             received = self._reader.take()
+            if (forwarded_for := self._reader.fields.get(FORWARDED_FOR)) != self._forwarded_for:
+                self._forwarded_for = forwarded_for
+                self.sender = self._application.address(self._peer, forwarded_for)
             if self._reader.held != self._claimed:
                 self._claim()
             if isinstance(received, Refusal):
@@ -245,9 +255,9 @@ class ClientConnection(Occupant):
                     self._resume()  # to see when the client leaves
 
     def _rest(self) -> None:
-        """Let the connection be closed for a new one if nothing of a further request has arrived."""
-        if not (self._reader.receiving or self._reader.refused or self.blocked) and self._state is READING:
-            self._places.note_idle(self)
+        """Let the connection be closed for a new one if it waits for a request or for the rest of one."""
+        if not (self._reader.refused or self.blocked) and self._state is READING:
+            self._places.note_waiting(self, self._reader.stage)
 
     def finish(self) -> None:
         """Go on with the next request: the exchange has ended."""
@@ -285,6 +295,7 @@ class ClientConnection(Occupant):
     def _pause(self, state: State) -> None:
         """Read nothing more for the reason `state`, unless nothing is read already."""
         if self._state is READING:
+            self._places.note_busy(self)
             self._state, self._since = state, self._loop.time()
             self._transport.pause_reading()
 
@@ -307,8 +318,8 @@ class ClientConnection(Occupant):
         if self._idle:
             self._transport.close()
 
-    def close_idle(self) -> None:
-        """Close the connection, on which nothing is in flight."""
+    def give_way(self) -> None:
+        """Close the connection, which waits for a request or for the rest of one."""
         self._transport.close()
 
     def abort(self) -> None:

@@ -14,6 +14,7 @@ from engine_server.router.http.limits import Limits
 from engine_server.router.http.request_id import request_id
 from engine_server.router.http.wire import PARTS_PER_KEPT, Fields, Request, absolute_path
 from engine_server.shared.pipelining import MAX_WAITING, Unparsed
+from engine_server.shared.places import Stage
 
 # Fields that a head without an offer of another protocol does not have, and one that has been acted upon.
 OFFER_FIELDS = (b"connection", b"upgrade", b"http2-settings", b"expect")
@@ -175,6 +176,11 @@ class RequestReader:
         self.drop_received()
         self.refused = False
         self.refuse(error)
+
+    @property
+    def stage(self) -> Stage:
+        """The part of a request that is missing."""
+        return (Stage.HEAD if self._in_head else Stage.BODY) if self.receiving else Stage.IDLE
 
     # Times
 

@@ -16,7 +16,17 @@ from engine_server.router.requests.deadline import read_deadline, timeout_line
 from engine_server.router.requests.hold.hold import Hold
 from engine_server.router.requests.journal import resume_message
 from engine_server.router.requests.lifecycle import Lifecycle
-from engine_server.router.requests.next_step import Attempts, Continue, Cut, Fail, PassOn, Retry, next_step
+from engine_server.router.requests.next_step import (
+    Attempts,
+    Continue,
+    Cut,
+    Fail,
+    PassOn,
+    Refuse,
+    Retry,
+    Step,
+    next_step,
+)
 from engine_server.router.requests.observation import Observation
 from engine_server.router.requests.outcome import FINISHED, REFUSED, UNANSWERED, Outcome
 from engine_server.router.requests.placement import Place, Placement
@@ -90,7 +100,7 @@ class Forwarder:
                     if relay.outcome is REFUSED:
                         refused = relay
                     attempts = attempts.add(choice.endpoint)
-                    step = next_step(relay.result, self._placement.view(place, key.model), attempts)
+                    step: Step = next_step(relay.result, self._placement.view(place, key.model), attempts)
                     if step.verdict is not None:
                         self._selector.apply(step.verdict, choice.endpoint, route)
                 else:
@@ -106,6 +116,9 @@ class Forwarder:
                     case PassOn():
                         assert refused is not None
                         return refused.pass_on()
+                    case Refuse():
+                        assert refused is not None
+                        raise self._placement.explain(refused.refusal, exchange, lifecycle)
                     case Cut():
                         self._metrics.interrupted += 1
                         return exchange.cut()

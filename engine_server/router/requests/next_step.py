@@ -3,6 +3,8 @@
 The functions are pure. The loop applies the verdict of a step, counts what the step says, and takes it.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 from msgspec.structs import replace
 
@@ -30,7 +32,7 @@ class Attempts(msgspec.Struct, frozen=True):
     tried: tuple[Endpoint, ...] = ()
     # Endpoints that cannot continue the stream since it broke off: they have another model, settings or prompt.
     unfit: tuple[Endpoint, ...] = ()
-    # An engine refused the request: the client gets the last refusal if no other engine answers.
+    # An engine refused the request: the last refusal decides about the answer if no other engine gives one.
     refused: bool = False
     # The reason for which the request is sent elsewhere, for the metrics.
     retry_reason: str = ""
@@ -98,7 +100,11 @@ class Continue(Step, frozen=True, kw_only=True):
 
 
 class PassOn(Step, frozen=True):
-    """Answer with the last refusal."""
+    """Answer with the last refusal, which each engine would give."""
+
+
+class Refuse(Step, frozen=True):
+    """Answer with the error that the last refusal means, since no engine is left that may not refuse."""
 
 
 class Cut(Step, frozen=True):
@@ -172,7 +178,7 @@ def next_step(
     return Fail(error=errors.no_answer(view.model, attempts.unanswered), verdict=verdict)
 
 
-def without_endpoint(view: RouteView, attempts: Attempts, *, begun: bool) -> Wait | PassOn | Fail:
+def without_endpoint(view: RouteView, attempts: Attempts, *, begun: bool) -> Wait | Refuse | Fail:
     """Return what follows if no endpoint is to get the request. begun: it is for the rest of a stream."""
     seconds = view.seconds_until_room
     may_wait = view.holds and (seconds is not None or not view.has_live)
@@ -185,7 +191,7 @@ def without_endpoint(view: RouteView, attempts: Attempts, *, begun: bool) -> Wai
     if attempts.tried and not attempts.refused and not view.holds:
         return Fail(error=errors.no_replica(view.model))
     was_full = attempts.held is not None and attempts.retry_reason == ErrorCode.QUEUE_FULL
-    return Wait() if may_wait or was_full or not attempts.refused else PassOn()
+    return Wait() if may_wait or was_full or not attempts.refused else Refuse()
 
 
 class Judgement(msgspec.Struct, frozen=True):
@@ -219,6 +225,27 @@ def judge(refusal: Refusal, view: View) -> Judgement | None:
             return Judgement(Verdict(Kind.FAILED, f"it answered {refusal.status}"), budgeted=True)
         case _:
             return None
+
+
+def explain(refusal: Refusal, model: str, known: Sequence[str]) -> RequestError:
+    """Return the answer in place of a refusal that says something of its engine alone.
+
+    The engine's text may quote the requests of others, or name models that the caller may not know: it is for the log.
+
+    known: names of the models that the caller may use.
+    """
+    seconds, text = refusal.retry_after, refusal.text
+    match refusal.code:
+        case ErrorCode.QUEUE_FULL:
+            return errors.saturated(model, seconds)
+        case ErrorCode.DRAINING | ErrorCode.LOADING | ErrorCode.ENGINE_DEAD:
+            return errors.no_replica(model, seconds=seconds, detail=text)
+        case ErrorCode.MODEL_NOT_FOUND:
+            return errors.not_served(model, known, text)
+        case None if refusal.status == 503:
+            return errors.no_replica(model, seconds=seconds, detail=text)
+        case _:
+            return errors.replica_failed(model, refusal.status, refusal.code, seconds, text)
 
 
 def judge_connect(error: OSError) -> Verdict:

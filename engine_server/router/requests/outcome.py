@@ -7,6 +7,7 @@ import msgspec
 
 from engine_server.contract.decoding import decode
 from engine_server.contract.errors import ErrorCode
+from engine_server.contract.quoting import MAX_QUOTE, shorten
 from engine_server.contract.ranges import Int64
 from engine_server.router.requests.journal import StreamState
 
@@ -33,7 +34,7 @@ FINISHED, REFUSED, UNANSWERED = Outcome.FINISHED, Outcome.REFUSED, Outcome.UNANS
 
 # Statuses of refusals. Others are passed on as they arrive: 501 and 504 would be the same at each replica.
 REFUSAL_STATUSES = frozenset((404, 409, 500, 502, 503))
-# Longer bodies are not the errors of an engine; they are passed on as they arrive.
+# Longer bodies are not the errors of an engine. Those of statuses below 500 are passed on as they arrive.
 MAX_REFUSAL_BYTES = 16 * 1024
 DEFAULT_RETRY_AFTER_SECONDS = 1.0
 # An engine that is always full costs no more than its share of attempts, and one that errs is not lost for long.
@@ -52,6 +53,8 @@ class Refusal(msgspec.Struct, frozen=True):
     retry_after: float
     # Empty if the body has none.
     message: str = ""
+    # The beginning of the message, or else of the body, for the log.
+    text: str = ""
 
 
 class AttemptResult(msgspec.Struct, frozen=True):
@@ -87,7 +90,8 @@ def read_refusal(status: int, retry_after: bytes | None, body: bytes) -> Refusal
     except ValueError:
         detail = _Detail()
     code = ErrorCode(detail.code) if detail.code in ERROR_CODES else None
-    return Refusal(status, code, read_seconds(retry_after), detail.message)
+    text = detail.message or body[:MAX_QUOTE].decode(errors="replace")
+    return Refusal(status, code, read_seconds(retry_after), detail.message, shorten(text))
 
 
 def read_seconds(retry_after: bytes | None) -> float:

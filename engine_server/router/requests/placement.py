@@ -7,7 +7,7 @@ import msgspec
 
 from engine_server.contract.quoting import quote
 from engine_server.router import errors
-from engine_server.router.callers.account import usable_route
+from engine_server.router.callers.account import listed_models, usable_route
 from engine_server.router.errors import RequestError
 from engine_server.router.http.exchange import Exchange
 from engine_server.router.recent_subjects import RecentSubjects
@@ -17,12 +17,14 @@ from engine_server.router.requests.next_step import (
     MAX_ATTEMPTS,
     Attempts,
     Fail,
-    PassOn,
+    Refuse,
     RouteView,
     View,
     Wait,
+    explain,
     without_endpoint,
 )
+from engine_server.router.requests.outcome import Refusal
 from engine_server.router.routing.directory import Directory, Route, Target
 from engine_server.router.routing.health import Health
 from engine_server.router.routing.key import RouteKey
@@ -53,7 +55,7 @@ class Placement:
 
     async def acquire(
         self, exchange: Exchange, lifecycle: Lifecycle, key: RouteKey, attempts: Attempts
-    ) -> Place | PassOn | Fail:
+    ) -> Place | Refuse | Fail:
         """Count the request at an endpoint, once there is one for it, or return the step that ends it.
 
         The name is resolved again after each wait, which its deployment may not outlive. Raises RequestError if it
@@ -95,14 +97,21 @@ class Placement:
                     deadline=lifecycle.deadline,
                 )
             except RequestError as error:
-                if error.detail:
-                    self._log_refusal(route.target, exchange, error)
+                self._log_detail(route.target, exchange, error)
                 return Fail(error=error, interrupts=begun)
             attempts = Attempts(attempts.unanswered, attempts.unreachable, unfit=attempts.unfit, held=held)
 
-    def _log_refusal(self, target: Target, exchange: Exchange, error: RequestError) -> None:
+    def explain(self, refusal: Refusal, exchange: Exchange, lifecycle: Lifecycle) -> RequestError:
+        """Return the answer in place of the last refusal, since there is no endpoint for another attempt."""
+        assert lifecycle.deployment is not None
+        known = listed_models(lifecycle.caller, self._directory)
+        error = explain(refusal, lifecycle.model, known)
+        self._log_detail(Target(lifecycle.deployment, lifecycle.adapter), exchange, error)
+        return error
+
+    def _log_detail(self, target: Target, exchange: Exchange, error: RequestError) -> None:
         """Log what the caller is not told, at most once a minute for each deployment and adapter."""
-        if self._logged.add(str(target), perf_counter()):
+        if error.detail and self._logged.add(str(target), perf_counter()):
             detail = quote(error.detail)
             log.warning("%s: request %s got %s: %s", target, exchange.request.id.decode(), error.code, detail)
 

@@ -75,7 +75,7 @@ class Relay(Wait):
         if journal is not None and packed is not None and packed.data is None:
             journal.forgo()
         if self.outcome is Outcome.REFUSED:
-            refusal = self._read_refusal()
+            refusal = self.refusal
         elif (
             self.outcome is Outcome.INTERRUPTED and self.events is not None and self.events.error is not None
         ):
@@ -84,10 +84,16 @@ class Relay(Wait):
         starved = self.events is not None and self.events.starved
         return AttemptResult(self.outcome, refusal, stream, self.connect_error, starved)
 
+    @property
+    def refusal(self) -> Refusal:
+        """The refusal that was held; one that is too long has neither code nor message."""
+        body = self.refusal_body if len(self.refusal_body) <= MAX_REFUSAL_BYTES else b""
+        return read_refusal(self.status, self.retry_after, body)
+
     def pass_on(self) -> None:
         """Send the refusal that was held. Raises RequestError if the client has the head of a stream."""
         if self.exchange.streaming:
-            refusal = self._read_refusal()
+            refusal = self.refusal
             raise errors.refused(self.lifecycle.model, refusal.status, refusal.code, refusal.message)
         self.held = False
         self.flush()
@@ -153,11 +159,12 @@ class Relay(Wait):
         if self.held:
             if len(self.refusal_body) <= MAX_REFUSAL_BYTES:
                 self.refusal_body += data
-            if self.exchange.streaming:
-                if len(self.refusal_body) > MAX_REFUSAL_BYTES and self.outcome is None:
+            too_long = len(self.refusal_body) > MAX_REFUSAL_BYTES
+            if self.exchange.streaming or (too_long and self.status >= 500):
+                if too_long and self.outcome is None:
                     self.outcome = Outcome.REFUSED  # its rest, which may have no end, is not waited for
                 return
-            self.held = len(self.refusal_body) <= MAX_REFUSAL_BYTES
+            self.held = not too_long
         if self.events is not None:
             try:
                 data = self.events.read(data)
@@ -213,9 +220,6 @@ class Relay(Wait):
                 self.lifecycle.record_answer(self.status)
         if self.outcome is not None:
             self.exchange.resume(self)
-
-    def _read_refusal(self) -> Refusal:
-        return read_refusal(self.status, self.retry_after, self.refusal_body)
 
     def _begin_stream(self, fingerprint: bytes, settings: bytes) -> None:
         """Read the body as a stream of events of an engine with this fingerprint and these settings of streams."""

@@ -20,8 +20,9 @@ from engine_server.server.http.chunks import CHUNKS, ChunkWriter
 from engine_server.server.http.disconnect import DISCONNECT, WhileConnected
 from engine_server.server.http.errors import ApiError
 from engine_server.server.http.memory_share import MemoryShare
+from engine_server.shared.addresses import site
 from engine_server.shared.pipelining import MAX_WAITING, Unparsed
-from engine_server.shared.places import Occupant, Places
+from engine_server.shared.places import Occupant, Places, Stage
 from engine_server.shared.shares import Shares
 
 if TYPE_CHECKING:
@@ -60,6 +61,10 @@ class Input(Enum):
     BODY = "body"
     # The connection closes after an answer; further input has no meaning.
     DISCARDED = "discarded"
+
+
+# Of a connection that waits for its client.
+STAGES = {Input.NOTHING: Stage.IDLE, Input.HEAD: Stage.HEAD, Input.BODY: Stage.BODY}
 
 
 class InputFlow(FlowControl):
@@ -115,9 +120,10 @@ class Connection(HttpToolsProtocol, Occupant):
         super().connection_made(transport)
         self.flow = InputFlow(transport, self._unparsed)
         host, _ = self.client or ("", 0)  # a Unix socket has none
-        self._share = MemoryShare(self._input_shares, host)
+        self.sender = site(host)
+        self._share = MemoryShare(self._input_shares, self.sender)
         self._answers = AnswerTransport(transport, self._limits.read_seconds, self._close)
-        self._wait_for_request()
+        self._start_keepalive()
 
     def connection_lost(self, exc: Exception | None) -> None:
         running = self._running
@@ -130,18 +136,20 @@ class Connection(HttpToolsProtocol, Occupant):
         self._drop_input()
         self._places.free(self)
 
-    def close_idle(self) -> None:
-        """Close the connection, on which nothing is in flight."""
-        self.transport.close()
+    def give_way(self) -> None:
+        """Close the connection, which waits for a request or for the rest of one."""
+        # Without waiting for what the client of a TLS connection does.
+        self.transport.abort()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._note_if_idle()
+        self._note_if_waiting()
 
     def data_received(self, data: bytes) -> None:
         if self._input is Input.DISCARDED:
             return
         self._unset_keepalive_if_required()
+        self._places.note_busy(self)
         self._unparsed.add(data)
         self._parse()
 
@@ -210,7 +218,7 @@ class Connection(HttpToolsProtocol, Occupant):
     def on_response_complete(self) -> None:
         if self._input is not Input.DISCARDED:
             super().on_response_complete()
-            self._note_if_idle()
+            self._note_if_waiting()
             if self._unparsed and not self.transport.is_closing():
                 self._parse()
 
@@ -270,31 +278,28 @@ class Connection(HttpToolsProtocol, Occupant):
         elif self._input is Input.BODY:
             self._wait_for_piece()
         elif self._running is None or self._running.response_complete:
-            self._wait_for_request()
+            self._start_keepalive()
+        self._note_if_waiting()
 
     def _wait_for_piece(self) -> None:
         left = self._body_ends - self.loop.time()
         self._start_timer(min(self._limits.piece_seconds, left), self._time_out_body)
 
-    def _wait_for_request(self) -> None:
+    def _start_keepalive(self) -> None:
         self._unset_keepalive_if_required()
         self.timeout_keep_alive_task = self.loop.call_later(
             self.timeout_keep_alive, self.timeout_keep_alive_handler
         )
-        self._note_if_idle()
 
-    def _unset_keepalive_if_required(self) -> None:
-        self._places.note_busy(self)
-        super()._unset_keepalive_if_required()
-
-    def _note_if_idle(self) -> None:
-        """Offer the connection's place to others while it waits for the next request."""
-        if (
-            self.timeout_keep_alive_task is not None
-            and self._input is Input.NOTHING
-            and not (self.flow.write_paused or self.transport.is_closing())
-        ):
-            self._places.note_idle(self)
+    def _note_if_waiting(self) -> None:
+        """Offer the connection's place to others while it waits for a request or for the rest of one."""
+        stage, running = STAGES.get(self._input), self._running
+        if stage is Stage.BODY and running is self.cycle:
+            in_flight = running.response_started
+        else:
+            in_flight = running is not None and not running.response_complete
+        if stage is not None and not (in_flight or self.flow.write_paused or self.transport.is_closing()):
+            self._places.note_waiting(self, stage)
 
     def _start_timer(self, seconds: float, expire: Any) -> None:
         self._stop_timer()
@@ -332,7 +337,7 @@ class Connection(HttpToolsProtocol, Occupant):
 
     def timeout_keep_alive_handler(self) -> None:
         if self._has_unread_input:
-            self._wait_for_request()
+            self._start_keepalive()
         else:
             super().timeout_keep_alive_handler()
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ipaddress
 import json
 import socket
 from time import perf_counter
@@ -419,3 +420,63 @@ async def test_a_connection_is_not_idle_while_a_request_arrives(start_router, se
     writer.write(b"\r\n" if sent is HEAD else b'"m":"x"}')
     assert (await reader.readline()).startswith(b"HTTP/1.1 ")
     writer.close()
+
+
+async def test_callers_that_come_at_once_are_all_answered_where_idle_connections_hold_all_places(
+    start_router,
+):
+    router = await start_router(limits=limits(connections=6))
+    idle = [await keep(router) for _ in range(6)]
+    newcomers = await asyncio.gather(*(keep(router) for _ in range(6)))
+    for _, writer in (*idle, *newcomers):
+        writer.close()
+
+
+async def test_callers_that_come_at_once_are_all_answered_where_one_place_is_not_busy(
+    start_engine, start_router, eventually
+):
+    engine = await start_engine(held)
+    router = await start_router({"m": [engine]}, limits=limits(connections=3))
+    busy = [await router.connect() for _ in range(2)]
+    for _, writer in busy:
+        writer.write(POST)
+    await eventually(lambda: len(engine.received) == 2)
+    idle = await keep(router)
+    newcomers = await asyncio.gather(*(keep(router) for _ in range(6)))
+    for _, writer in (*busy, idle, *newcomers):
+        writer.close()
+
+
+@pytest.mark.parametrize("sent", [HEAD, HEAD + b"Content-Length: 9\r\n\r\n{"], ids=["head", "body"])
+async def test_unfinished_requests_of_one_address_keep_nobody_out(start_router, eventually, sent):
+    router = await start_router(limits=limits(connections=4))
+    clients = router.server._clients
+    unfinished = [await router.connect() for _ in range(4)]
+    for _, writer in unfinished:
+        writer.write(sent)
+    await eventually(lambda: sum(client._reader.receiving for client in clients._open) == 4)
+    _, writer = await asyncio.wait_for(keep(router), 60)
+    assert len(clients._open) == 4
+    for _, one in (*unfinished, (None, writer)):
+        one.close()
+
+
+async def test_clients_behind_a_trusted_proxy_have_their_own_addresses(start_router):
+    """The proxy has most connections, and the client that has most of them makes room."""
+    network = ipaddress.ip_network("127.0.0.0/8")
+    router = await start_router(limits=limits(connections=4), trusted_proxies=[network])
+
+    async def keep_for(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await router.connect()
+        writer.write(b"GET /health HTTP/1.1\r\nX-Forwarded-For: %b\r\n\r\n" % address.encode())
+        head = await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(int(head.partition(b"Content-Length: ")[2].partition(b"\r\n")[0]))
+        return reader, writer
+
+    lone = await keep_for("192.0.2.1")
+    many = [await keep_for("192.0.2.2") for _ in range(3)]
+    newest = await keep_for("192.0.2.3")
+    assert await many[0][0].read() == b""
+    for reader, writer in (lone, *many[1:], newest):
+        await ask(reader, writer)
+        writer.close()

@@ -154,13 +154,13 @@ async def test_a_replica_that_lacks_the_adapter_stays_in_use_and_is_passed_over_
     assert {(await answer_of(router.chat()))["port"] for _ in range(4)} == {lost.port, good.port}
 
 
-async def test_a_404_of_every_replica_is_passed_on(start_engine, start_router):
+async def test_a_404_of_every_replica_is_an_answer(start_engine, start_router):
     engines = [await start_engine(Served()) for _ in range(2)]
     router = await start_router(sources=[AdapterSource(*engines).give("sql", *engines)])
     for _ in range(2):
         async with router.chat("sql") as response:
             assert response.status == 404
-            assert (await response.json())["error"]["message"] == "not here"
+            assert (await response.json())["error"]["code"] == "model_not_found"
     assert len(engines[0].received) + len(engines[1].received) == 3  # the second time one was enough
 
 

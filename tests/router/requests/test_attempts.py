@@ -92,10 +92,12 @@ async def test_retries_on_another_replica_when_the_engine_answers_503(start_engi
     assert len(bad.received) == 1
 
 
-async def test_passes_on_the_503_of_the_last_replica(start_engine, start_router):
+async def test_answers_the_503_of_the_last_replica_in_its_own_words(start_engine, start_router, caplog):
     router = await start_router({"m": [await start_engine(unavailable)]})
     async with router.chat() as response:
-        assert (response.status, await response.read()) == (503, b"busy")
+        assert response.status == 503
+        assert (await response.json())["error"]["message"] == "No replica of 'm' is ready"
+    assert "got no_replica: 'busy'" in caplog.text
 
 
 async def test_counts_a_retry_only_when_another_replica_gets_the_request(start_engine, start_router):

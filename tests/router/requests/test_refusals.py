@@ -8,7 +8,7 @@ import pytest
 from resumable_streams import KEEP_ALIVE, Stream, chunk, read, reset
 
 from engine_server.contract.api import Key
-from engine_server.router.requests.outcome import MAX_REFUSAL_BYTES, read_seconds
+from engine_server.router.requests.outcome import read_seconds
 from engine_server.router.routing.directory import Deployment
 from engine_server.router.routing.endpoint import Address
 from engine_server.router.routing.health import BURST
@@ -251,17 +251,6 @@ async def test_passes_on_an_error_that_another_replica_would_give_too(
     assert sum(len(engine.received) for engine in engines) == 1
 
 
-async def test_passes_on_the_refusal_of_the_last_replica_with_its_head(start_engine, start_router):
-    engines = [
-        await start_engine(refuse(500, "internal_error", head="OpenAI-Version: 7\r\n")) for _ in range(2)
-    ]
-    router = await start_router({"m": engines})
-    async with router.chat() as response:
-        assert (response.status, response.headers["OpenAI-Version"]) == (500, "7")
-        assert await error_code(response) == "internal_error"
-    assert [len(engine.received) for engine in engines] == [1, 1]
-
-
 async def test_a_burst_of_errors_ejects_a_replica(start_engine, start_router):
     bad, good = await start_engine(refuse(500, "internal_error")), await start_engine()
     router = await start_router({"m": [bad, good]}, policy="round_robin")
@@ -323,19 +312,6 @@ async def test_counts_choices_of_a_ring_only_for_requests_that_are_sent(start_en
 
     upstream = sum(len(engine.received) for engine in engines)
     assert await router.metric(r"fairlead_router_ring_picks_total\{.*\}") == upstream
-
-
-async def test_passes_on_a_long_error_body(start_engine, start_router):
-    body = b"x" * (MAX_REFUSAL_BYTES + 1)
-
-    async def behave(engine, request, writer):
-        writer.write(b"HTTP/1.1 503 No\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
-
-    engines = [await start_engine(behave) for _ in range(2)]
-    router = await start_router({"m": engines})
-    async with router.chat() as response:
-        assert (response.status, await response.read()) == (503, body)
-    assert sum(len(engine.received) for engine in engines) == 1
 
 
 async def test_retries_when_an_error_breaks_off(start_engine, start_router):

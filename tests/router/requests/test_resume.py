@@ -4,7 +4,7 @@ import asyncio
 import json
 
 import pytest
-from resumable_streams import DONE, KEEP_ALIVE, WHOLE, Stream, chunk, event, read, refuse, reset
+from resumable_streams import DONE, KEEP_ALIVE, WHOLE, Stream, chunk, event, keep_alive, read, refuse, reset
 from waiting import until_async
 
 from engine_server.contract.continuation import ReportedUsage, Resume, TokenReport
@@ -59,11 +59,6 @@ async def think(engine, request, writer, number):
         return loop.time() > end
 
     await until_async(has_ended)
-
-
-async def keep_alive(engine, request, writer, number):
-    chunk(writer, KEEP_ALIVE)
-    await reset(engine, request, writer, number)
 
 
 def reports_error(path, code):
@@ -290,41 +285,6 @@ async def test_stream_continues_past_replicas_that_refuse_or_are_gone(start_engi
     await gone.stop()
     assert [await read(router) for _ in range(3)] == [WHOLE] * 3
     assert not stream.fails
-
-
-@pytest.mark.parametrize("status", [400, 503])
-async def test_refusal_after_the_head_of_a_stream_is_an_error_event_and_no_second_head(
-    start_engine, start_router, status
-):
-    """The first engine fails after a comment, and all others refuse the request with a long body."""
-    started = asyncio.Event()
-
-    async def behave(engine, request, writer):
-        if started.is_set():
-            refuse(writer, status, "x" * 40_000)
-            return
-        started.set()
-        await Stream(0, failure=keep_alive)(engine, request, writer)
-
-    router = await start_router({"m": [await start_engine(behave) for _ in range(4)]})
-    body = await read(router)
-    assert body.startswith(KEEP_ALIVE + b'data: {"error":') and b"HTTP/1.1" not in body
-
-
-async def test_refusal_after_the_head_of_a_stream_keeps_its_message_and_code(start_engine, start_router):
-    started = asyncio.Event()
-
-    async def behave(engine, request, writer):
-        if started.is_set():
-            refuse(writer, 400, "invalid_value")
-            return
-        started.set()
-        await Stream(0, failure=keep_alive)(engine, request, writer)
-
-    router = await start_router({"m": [await start_engine(behave) for _ in range(2)]})
-    event = (await read(router)).removeprefix(KEEP_ALIVE)
-    error = json.loads(event.removeprefix(b"data: "))["error"]
-    assert (error["code"], error["message"]) == ("invalid_value", "invalid_value")
 
 
 async def test_stream_continues_past_a_replica_that_answers_with_a_long_error(start_engine, start_router):

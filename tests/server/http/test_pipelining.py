@@ -1,6 +1,9 @@
 """Requests that are sent before earlier ones are answered, and the places for connections."""
 
-from http_service import GET, Service, read_answer, serving
+import contextlib
+
+import pytest
+from http_service import GET, POST, Service, read_answer, serving
 from waiting import until
 
 from engine_server.server.http.protocol import Input
@@ -87,6 +90,30 @@ def test_longest_idle_connection_is_closed_for_a_new_one() -> None:
             assert longest.recv(1) == b""
             latest.sendall(GET)
             assert read_answer(latest)[0] == 200
+
+
+def test_callers_that_come_at_once_are_all_answered_where_idle_connections_hold_all_places() -> None:
+    with serving(connections=6) as service, contextlib.ExitStack() as opened:
+        for _ in range(6):
+            idle = opened.enter_context(service.connect())
+            idle.sendall(GET)
+            assert read_answer(idle)[0] == 200
+        newcomers = [opened.enter_context(service.connect()) for _ in range(6)]
+        for client in newcomers:
+            client.sendall(GET)
+        assert [read_answer(client)[0] for client in newcomers] == [200] * 6
+
+
+@pytest.mark.parametrize("sent", [b"GET /echo HTTP/1.1\r\n", POST + b"Content-Length: 9\r\n\r\n{"])
+def test_unfinished_requests_of_one_address_keep_nobody_out(sent: bytes) -> None:
+    hours = dict.fromkeys(("head_seconds", "piece_seconds", "body_seconds"), 3600.0)
+    with serving(connections=3, **hours) as service, contextlib.ExitStack() as opened:
+        for _ in range(3):
+            opened.enter_context(service.connect()).sendall(sent)
+        until(lambda: service.num_connections == 3)
+        with service.connect() as client:
+            client.sendall(GET)
+            assert read_answer(client)[0] == 200
 
 
 def test_new_connection_waits_while_all_others_are_busy() -> None:

@@ -1,6 +1,7 @@
 """TLS with files that change, over real connections."""
 
 import http.client
+import socket
 import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from sites import answer_ok, running
 from engine_server.server.http.tls import Tls, TlsFiles
 from engine_server.server.listeners import listen_on_port
 from engine_server.server.serving import Site
+from engine_server.shared import listener as listener_module
 
 Connect = Callable[..., http.client.HTTPSConnection]
 
@@ -110,6 +112,21 @@ def test_client_certificates_are_checked_by_the_current_authorities(
         assert ask(connect(port, authorities.new, client=authorities.new)) == 200
         with pytest.raises(OSError):
             ask(connect(port, authorities.new, client=authorities.old))
+
+
+def test_a_handshake_has_a_time_limit(
+    tmp_path: Path, authorities: Authorities, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener_module, "HANDSHAKE_SECONDS", 0.1)
+    files = TlsFiles(tmp_path / "cert.pem", tmp_path / "key.pem")
+    write(files, authorities.old)
+    listener = listen_on_port("127.0.0.1", 0, "https")
+    address = listener.getsockname()
+    with (
+        running(Site(answer_ok, listener, Tls(files))),
+        socket.create_connection(address, timeout=30) as silent,
+    ):
+        assert silent.recv(1) == b""
 
 
 def test_missing_file_is_named_at_the_start(tmp_path: Path) -> None:
