@@ -55,6 +55,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     # Maximum number of log-probabilities that a request may ask for; -1: the whole vocabulary.
     max_logprobs: int = 20
     logprobs_mode: LogprobsMode = "raw_logprobs"
+    # Size of one token's state; 0: not known.
+    hidden_size: int = 0
     # Size of one token's prompt embedding; None: prompts of embeddings are refused.
     prompt_embeds_size: int | None = None
     # Settings that replace those of config.json.

@@ -50,6 +50,7 @@ PROMPT_LOGPROBS = Bound("log-probabilities of prompts (prompt tokens x (prompt_l
 TOKEN_RULES = Bound("token rules (choices x entries of the lists of tokens and words)", 1 << 20)
 
 POOLED_TOKENS = Bound("tokens in all inputs of a request for the states of each", 1 << 15)
+ANSWER_BYTES = Bound("bytes in the numbers of an answer (24 for each number, in base64 6)", 1 << 27)
 PAIR_CHARACTERS = Bound("characters in all pairs of texts, each with its query and instruction", 1 << 25)
 TOKENIZED_BYTES = Bound("UTF-8 bytes in a text to tokenize", 1 << 22)
 TOKENIZED_TOKENS = Bound("tokens in a text to tokenize", 1 << 20)
@@ -63,7 +64,8 @@ BOUNDS = (
     JSON_BRACKETS, JSON_COMMAS, TOKEN_ID_COMMAS, NESTED_VALUES, PROMPTS, MESSAGES, TOOLS, TOOL_BYTES,
     STOP_STRINGS, STOP_STRING_CHARACTERS,
     STOP_TOKENS, BAD_WORDS, BAD_WORD_CHARACTERS, ALLOWED_TOKENS, BIASED_TOKENS, CHOICES, BEAM_TOKENS, OUTPUT_LOGPROBS,
-    PROMPT_LOGPROBS, TOKEN_RULES, POOLED_TOKENS, PAIR_CHARACTERS, TOKENIZED_BYTES, TOKENIZED_TOKENS, DETOKENIZED_TOKENS,
+    PROMPT_LOGPROBS, TOKEN_RULES, POOLED_TOKENS, ANSWER_BYTES, PAIR_CHARACTERS, TOKENIZED_BYTES, TOKENIZED_TOKENS,
+    DETOKENIZED_TOKENS,
     SCHEMA_BYTES, SCHEMA_DEPTH, GRAMMAR_BYTES, CONTEXT_EDITS,
 )  # fmt: skip
 

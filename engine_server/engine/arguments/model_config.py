@@ -79,6 +79,7 @@ def describe_model(args: Arguments) -> ModelDescription:
         pooling=pooling,
         max_logprobs=args.max_logprobs,
         logprobs_mode=args.logprobs_mode,
+        hidden_size=_size(text_config, "hidden_size", 0),
         prompt_embeds_size=_embedding_size(text_config) if args.enable_prompt_embeds else None,
         hf_overrides=args.hf_overrides or {},
         trust_remote_code=args.trust_remote_code,

@@ -25,6 +25,7 @@ class Completion:
     index: int
     detokenizer: Detokenizer | None = None
     token_ids: list[int] = field(default_factory=list)
+    # Of a request that gets deltas, those that no output has contained yet.
     logprobs: SampleLogprobs = field(default_factory=list)
     cumulative_logprob: float = 0.0
     # Visible text; not kept for a request that gets deltas.
@@ -40,6 +41,8 @@ class Completion:
     changed: bool = False
     # Number of tokens that outputs have contained.
     num_reported: int = 0
+    # Number of tokens whose log-probabilities were dropped.
+    num_dropped: int = 0
     # The text of each resumed token, until an output contains it.
     resumed_text: list[str] = field(default_factory=list)
     # Set when the completion ends.
@@ -169,7 +172,11 @@ class GenerationState(RequestState):
         """Return the part of a completion that is not reported yet, and count it as reported."""
         text, start = completion.take_text(), completion.num_reported
         completion.num_reported, completion.changed = len(completion.token_ids), False
-        return self._completion_output(completion, text, start)
+        output = self._completion_output(completion, text, start)
+        if output.logprobs:  # of which a stream can have millions
+            completion.num_dropped += len(completion.logprobs)
+            completion.logprobs = type(completion.logprobs)()
+        return output
 
     def _whole(self, completion: Completion) -> CompletionOutput:
         completion.text += completion.take_text()
@@ -183,7 +190,7 @@ class GenerationState(RequestState):
             text=text,
             token_ids=completion.token_ids[start:],
             cumulative_logprob=completion.cumulative_logprob if wanted else None,
-            logprobs=completion.logprobs[start:] if wanted else None,
+            logprobs=completion.logprobs[start - completion.num_dropped :] if wanted else None,
             finish_reason=completion.finish_reason,
             stop_reason=completion.stop_reason,
             resumed_text=resumed_text,

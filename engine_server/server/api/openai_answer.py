@@ -11,6 +11,7 @@ from engine_server.contract.continuation import ReportedUsage
 from engine_server.contract.headers import MODEL, USAGE
 from engine_server.requests.logprobs import Logprob, TokenLogprobs
 from engine_server.server.generation.events import TokenCounts
+from engine_server.server.http.built_answer import BuiltAnswer
 
 T = TypeVar("T")
 # Log-probabilities that are rendered in one turn of the event loop, in about 5 ms.
@@ -194,8 +195,7 @@ def json_response(answer: msgspec.Struct) -> Response:
 
 def tokenizer_response(answer: msgspec.Struct) -> Response:
     """Return the response with an answer of the tokenizer, which costs a caller no tokens."""
-    headers = {USAGE: ReportedUsage(0, 0).header()}
-    return Response(msgspec.json.encode(answer), headers=headers, media_type="application/json")
+    return BuiltAnswer(msgspec.json.encode(answer), {USAGE: ReportedUsage(0, 0).header()})
 
 
 def prompt_response(answer: msgspec.Struct, num_tokens: int, fingerprint: str) -> Response:
@@ -204,4 +204,4 @@ def prompt_response(answer: msgspec.Struct, num_tokens: int, fingerprint: str) -
     fingerprint: that of the model that answers.
     """
     headers = {USAGE: ReportedUsage(num_tokens, 0).header(), MODEL: fingerprint}
-    return Response(msgspec.json.encode(answer), headers=headers, media_type="application/json")
+    return BuiltAnswer(msgspec.json.encode(answer), headers)

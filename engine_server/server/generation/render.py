@@ -22,6 +22,7 @@ from engine_server.server.generation.token_reports import (
     UsageReport,
     reported_usage,
 )
+from engine_server.server.http.built_answer import BuiltAnswer
 from engine_server.server.http.event_stream import StreamFormat
 
 if TYPE_CHECKING:
@@ -104,4 +105,4 @@ async def whole_answer(generation: Generation, renderer: Renderer) -> Response:
     choices.sort(key=lambda delta: delta.choice)
     headers = {USAGE: reported_usage(counts).header()}
     body = await renderer.body(choices, counts)
-    return Response(body, headers=headers, media_type="application/json")
+    return BuiltAnswer(body, headers)

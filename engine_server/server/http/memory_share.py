@@ -1,4 +1,4 @@
-"""The part of a shared memory that one sender's input takes."""
+"""The part of a shared memory that one sender's input or answer takes."""
 
 from __future__ import annotations
 
@@ -31,3 +31,8 @@ class MemoryShare:
             self._shares.release(self._owner, -more)
         self.num_bytes = num_bytes
         return True
+
+    def add(self, num_bytes: int) -> None:
+        """Take bytes that there are already, whatever is left for others."""
+        self._shares.take(self._owner, num_bytes)
+        self.num_bytes += num_bytes

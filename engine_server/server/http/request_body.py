@@ -10,6 +10,8 @@ from engine_server.contract.caller import ReportedCaller
 from engine_server.contract.errors import ErrorCode
 from engine_server.contract.headers import CALLER, RESUME
 from engine_server.engine.loop.turns import sender
+from engine_server.server.http import built_answer
+from engine_server.server.http.built_answer import answer_memory
 from engine_server.server.http.content_type import check_content_type
 from engine_server.server.http.disconnect import DISCONNECT
 from engine_server.server.http.errors import ApiError
@@ -33,13 +35,18 @@ class RequestBody:
         app: ASGIApp,
         max_body_bytes: int,
         shares: Shares | None = None,
+        answers: Shares | None = None,
         *,
         any_content_type: bool = False,
     ) -> None:
-        """any_content_type: also take bodies that are not declared as JSON."""
+        """shares: memory for bodies. answers: memory for answers that are built whole.
+
+        any_content_type: also take bodies that are not declared as JSON.
+        """
         self._app = app
         self._max_body_bytes = max_body_bytes
         self._shares = shares or Shares(MAX_BYTES)
+        self._answers = answers or Shares(built_answer.MAX_BYTES)
         self._any_content_type = any_content_type
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -56,12 +63,19 @@ class RequestBody:
                 await refusal.response()(scope, receive, send)
                 return
             if body is not None:
-                token = sender.set(reported_id(scope) or host)
-                try:
-                    with scope["extensions"][DISCONNECT]["while_connected"]:
-                        await self._app(scope, replay(body), send)
-                finally:
-                    sender.reset(token)
+                await self._answer(scope, body, send, reported_id(scope) or host)
+
+    async def _answer(self, scope: Scope, body: bytes, send: Send, owner: str) -> None:
+        """Let the application answer. owner: who sent the request, for whom its work and its answer count."""
+        sender_token = sender.set(owner)
+        with MemoryShare(self._answers, owner) as memory:
+            memory_token = answer_memory.set(memory)
+            try:
+                with scope["extensions"][DISCONNECT]["while_connected"]:
+                    await self._app(scope, replay(body), send)
+            finally:
+                answer_memory.reset(memory_token)
+                sender.reset(sender_token)
 
     async def _read(self, scope: Scope, receive: Receive, share: MemoryShare) -> bytes | None:
         """Return the body; None if the client disconnected before its end.

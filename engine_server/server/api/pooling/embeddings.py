@@ -21,7 +21,7 @@ from engine_server.server.api.pooling.encode import Batch, encode
 from engine_server.server.api.pooling.named_prompts import prompt_for
 from engine_server.server.api.pooling.prompts import input_prompts
 from engine_server.server.api.pooling.request import EncodingFormat, InputRequest
-from engine_server.server.api.pooling.vectors import encode_numbers
+from engine_server.server.api.pooling.vectors import encode_numbers, reserve_answer
 from engine_server.server.api.tasks import needs_task
 from engine_server.server.http.errors import ApiError
 
@@ -117,6 +117,7 @@ async def create_embeddings(
     request_id, created = request.answer_id("embd-"), int(time.time())
     prompts = await input_prompts(model, request, request.prompt(model.pooling))
     batch = Batch(request_id, prompts, params, request.context(model, headers, served))
+    reserve_answer(model, params, batch, request.encoding_format)
     outputs = await encode(model.engine, batch)
     vectors = await encode_numbers(outputs, request.encoding_format or "float")
     data = [Embedding(index, vector) for index, vector in enumerate(vectors)]

@@ -20,7 +20,7 @@ from engine_server.server.api.openai_answer import PromptUsage, prompt_response
 from engine_server.server.api.pooling.embeddings import VectorRequest
 from engine_server.server.api.pooling.encode import Batch, encode
 from engine_server.server.api.pooling.prompts import input_prompts
-from engine_server.server.api.pooling.vectors import encode_numbers
+from engine_server.server.api.pooling.vectors import encode_numbers, reserve_answer
 from engine_server.server.api.tasks import needs_task
 from engine_server.server.http.errors import ApiError
 
@@ -84,6 +84,7 @@ async def create_pooled(model: LoadedModel, request: PooledRequest, headers: Map
     several = params.task == "encode" and len(prompts) > 1
     if several and (message := POOLED_TOKENS.exceeded(batch.num_tokens)):
         raise ApiError(400, f"input: {message}", param="input", code=ErrorCode.INVALID_VALUE)
+    reserve_answer(model, params, batch, request.encoding_format)
     outputs = await encode(model.engine, batch)
     numbers = await encode_numbers(outputs, request.encoding_format or "float")
     data = [Pooled(index, one) for index, one in enumerate(numbers)]

@@ -10,6 +10,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from engine_server.config.pooling import DenseModule
+from engine_server.contract.bounds import ANSWER_BYTES
+from engine_server.contract.errors import ErrorCode
 from engine_server.requests.outputs import (
     ClassificationOutput,
     EmbeddingOutput,
@@ -17,12 +20,19 @@ from engine_server.requests.outputs import (
     ScoringOutput,
 )
 from engine_server.server.generation.prompts import run_by_size
+from engine_server.server.http.built_answer import reserve
+from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
     from engine_server.requests.outputs import PoolingRequestOutput
+    from engine_server.requests.pooling_params import PoolingParams
+    from engine_server.server.api.pooling.encode import Batch
     from engine_server.server.api.pooling.request import EncodingFormat
+    from engine_server.server.loaded_model import LoadedModel
 
 Numbers = NDArray[np.float32]
+# Of a number in an answer, at most, with what separates it from the next.
+LIST_BYTES, BASE64_BYTES = 24, 6
 
 
 async def encode_numbers(
@@ -33,6 +43,23 @@ async def encode_numbers(
     size = sum(array.size for array in arrays)
     encode = to_base64 if encoding_format == "base64" else to_list
     return await run_by_size(size, lambda: [msgspec.Raw(encode(array)) for array in arrays])
+
+
+def reserve_answer(
+    model: LoadedModel, params: PoolingParams, batch: Batch, encoding_format: EncodingFormat | None
+) -> None:
+    """Take memory for the numbers of an answer, before they are computed.
+
+    Raises ApiError 400 for too many in one answer, 503 where there is no room for them now.
+    """
+    sizes = [one.out_features for one in model.pooling.modules if isinstance(one, DenseModule)]
+    size = params.dimensions or max([model.engine.model_config.hidden_size, *sizes[-1:]])
+    rows = batch.num_tokens if params.task == "encode" else len(batch.prompts)
+    num_bytes = rows * size * (BASE64_BYTES if encoding_format == "base64" else LIST_BYTES)
+    if error := ANSWER_BYTES.exceeded(num_bytes):
+        message = f"{error}; the answer has {rows:,} rows of {size:,} numbers"
+        raise ApiError(400, message, param="input", code=ErrorCode.INVALID_VALUE)
+    reserve(num_bytes)
 
 
 def to_array(outputs: object) -> Numbers:
