@@ -84,7 +84,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--buffer-bytes",
         type=int,
         metavar="N",
-        help="most memory for the bodies of all requests (default: a quarter of the memory limit)",
+        help="most memory for bodies of requests and for unread answers (default: a quarter of the memory limit)",
     )
     flag(
         "--trusted-proxies",

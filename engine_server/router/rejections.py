@@ -30,6 +30,8 @@ class Reason(StrEnum):
     UNEXPECTED_BODY = "unexpected_body"
     # An idle connection, which is closed because all places are taken and another client waits for one.
     IDLE_CONNECTION = "idle_connection"
+    # An answer that its client does not take, or too slowly, or for which there is no memory; the connection is reset.
+    UNREAD_ANSWER = "unread_answer"
     # A body that is not declared as JSON; the request is refused.
     NOT_JSON = "not_json"
     # A name of another site, on a loopback address; the request is refused.

@@ -26,10 +26,12 @@ from engine_server.router.http.cross_origin import CrossOrigin
 from engine_server.router.http.exchange import JSON
 from engine_server.router.http.forwarded_fields import ANSWER_FIELDS, REQUEST_FIELDS
 from engine_server.router.http.limits import Limits
+from engine_server.router.http.unread_answers import UnreadAnswers
 from engine_server.router.http.upstream import Pools
 from engine_server.router.internal import InternalApplication, Page
 from engine_server.router.line_writer import LineWriter
 from engine_server.router.metrics import Metrics
+from engine_server.router.rejections import Reason, Sender
 from engine_server.router.requests.access_log import AccessLog
 from engine_server.router.requests.attempts import Forwarder
 from engine_server.router.requests.body_packer import BodyPacker
@@ -67,7 +69,7 @@ class Settings:
     # For deployments that do not name one.
     policy: str = DEFAULT_POLICY
     limits: Limits = field(default_factory=Limits)
-    # Bytes of the bodies of all requests, and of what streams hold.
+    # Bytes of the bodies of all requests, of what streams hold, and of answers that clients have not taken.
     buffer_bytes: int = 256 * 1024 * 1024
     # Proxies whose `X-Forwarded-For` names the clients.
     trusted_proxies: Sequence[Network] = ()
@@ -181,11 +183,13 @@ class Server:
         )
         limits = replace(settings.limits, body=min(settings.limits.body, budget.largest_body))
         forwarded = REQUEST_FIELDS.with_more(settings.forwarded_fields)
-        self._clients = Clients(application, limits, budget, metrics.rejections, forwarded)
+        unread = UnreadAnswers(budget, lambda: metrics.rejections.add(Sender.CLIENT, Reason.UNREAD_ANSWER))
+        self._clients = Clients(application, limits, budget, unread, metrics.rejections, forwarded)
         self._internal_clients = Clients(
             internal,
             replace(limits, body=0, connections=most_internal_connections(limits.connections)),
             BodyBudget(INTERNAL_BUFFER_BYTES),
+            unread,
             metrics.rejections,
         )
 

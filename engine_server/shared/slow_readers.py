@@ -1,10 +1,12 @@
-"""The memory that the kernel keeps for clients that don't read their answers."""
+"""Clients that are slow to read: the memory that the kernel keeps for them, and the least that they have to take."""
 
 import asyncio
 import socket
 
 # By itself the kernel would keep megabytes for each client, which count as the pod's memory.
 UNSENT_BYTES = 128 * 1024
+# The least that a client takes of an answer that waits for it, in bytes a second: a phone on a bad network has more.
+LEAST_RATE = 1000
 
 
 def limit_unsent_bytes(transport: asyncio.Transport) -> None:

@@ -28,7 +28,7 @@ class Claimant(Protocol):
 
 
 class BodyBudget:
-    """Bytes of bodies, from their arrival to the end of their exchanges, and of what streams hold.
+    """Bytes of bodies, from their arrival to the end of their exchanges, of what streams hold, and of unread answers.
 
     Each sender has a share, and its claims for large bodies are granted in order, and so are those for small ones. If
     one finds no room, kept bodies are forgotten first: the largest ones, of senders that hold no less than it does.
@@ -73,6 +73,10 @@ class BodyBudget:
         """Take `size` bytes and return True, or return False if there is no room for them now."""
         leaving = self._reserve
         return self._shares.claim(owner, size, leaving) or self._claim_kept(owner, size, leaving)
+
+    def claim_unread(self, owner: Hashable, size: int) -> bool:
+        """Take `size` bytes of an answer, also of the part for small bodies; return False if there is no room."""
+        return self._shares.claim(owner, size) or self._claim_kept(owner, size, 0)
 
     def withdraw(self, claimant: Claimant) -> None:
         """Forget a claim that was not granted."""

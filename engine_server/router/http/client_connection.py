@@ -14,10 +14,11 @@ from engine_server.router.http.limits import Limits
 from engine_server.router.http.receiving import Refusal, RequestReader
 from engine_server.router.http.request_id import id_line
 from engine_server.router.http.transport import configure_transport, peer_address, unacknowledged_bytes
+from engine_server.router.http.unread_answers import UnreadAnswers
 from engine_server.shared.addresses import site
 from engine_server.shared.pipelining import SLICE_BYTES
 from engine_server.shared.places import Occupant, Places
-from engine_server.shared.slow_readers import limit_unsent_bytes
+from engine_server.shared.slow_readers import LEAST_RATE, limit_unsent_bytes
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -68,13 +69,12 @@ class Application(Protocol):
 class ClientConnection(Occupant):
     """Answers one request at a time; each answer has an exchange of its own. `sweep` ends what takes too long."""
 
-    write: Callable[[bytes], None]
-
     def __init__(
         self,
         application: Application,
         limits: Limits,
         budget: BodyBudget,
+        unread: UnreadAnswers,
         forwarded: ForwardedFields,
         places: Places,
         on_made: Callable[["ClientConnection"], None],
@@ -83,6 +83,7 @@ class ClientConnection(Occupant):
         self._application = application
         self._limits = limits
         self._budget = budget
+        self._unread = unread
         self._places = places
         self._on_made = on_made
         self._loop = asyncio.get_running_loop()
@@ -97,11 +98,17 @@ class ClientConnection(Occupant):
         self._state = READING
         # Time (of the event loop) since which nothing is read, or at which the lingering began.
         self._since = 0.0
-        # The client is slow to read; the bytes that it had to acknowledge at the last sweep, and the time at which it
-        # last acknowledged any.
+        # The client is slow to read: bytes wait that the kernel does not take.
         self.blocked = False
-        self._unread = 0
-        self._last_read = 0.0
+        # Bytes that were written, and those of them that the client had acknowledged at the last sweep.
+        self._written = 0
+        self._taken = 0
+        # The time since which the client is behind, or of which the last minute began in which it took enough; None if
+        # it is not behind. What it had acknowledged then.
+        self._behind_since: float | None = None
+        self._taken_before = 0
+        # The owner of its unread bytes; None: none are counted.
+        self._unread_owner: str | None = None
         # Time at which the client last sent a part of a request or got an answer.
         self._last_active = self._loop.time()
         # Done once the connection is closed.
@@ -112,7 +119,6 @@ class ClientConnection(Occupant):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self.write = self._transport.write
         configure_transport(self._transport)
         limit_unsent_bytes(self._transport)
         self._peer = peer_address(self._transport)
@@ -142,6 +148,7 @@ class ClientConnection(Occupant):
         self._budget.unkeep(self)  # what follows may make others ask for its room
         self.closed.set_result(None)
         self._places.free(self)
+        self._forget_unread()
         self._received.clear()
         if state is WITHOUT_ROOM:
             self._budget.withdraw(self)
@@ -153,13 +160,16 @@ class ClientConnection(Occupant):
 
     def pause_writing(self) -> None:
         self.blocked = True
-        self._last_read = self._loop.time()
-        self._unread = unacknowledged_bytes(self._transport)
         if self._exchange is not None and self._exchange.source is not None:
             self._exchange.source.pause_reading()
+        left = unacknowledged_bytes(self._transport)
+        if self._behind_since is None:
+            self._behind_since, self._taken_before = self._loop.time(), self._written - left
+        self._count_unread(left)
 
     def resume_writing(self) -> None:
         self.blocked = False
+        self._forget_unread()
         if self._exchange is not None and self._exchange.source is not None:
             self._exchange.source.resume_reading()
         self._advance()
@@ -183,6 +193,18 @@ class ClientConnection(Occupant):
     def _return(self, size: int) -> None:
         self._claimed -= size
         self._budget.release(self.owner, size)
+
+    def _count_unread(self, size: int) -> None:
+        """Count what the client has not taken, which may reset this connection or another one."""
+        if self._unread_owner is None:
+            claimed = self.owner if self._claimed else ""
+            self._unread_owner = claimed or self._application.owner(self._reader.fields, self._peer)
+        self._unread.count(self._unread_owner, self, size)
+
+    def _forget_unread(self) -> None:
+        if self._unread_owner is not None:
+            self._unread.forget(self._unread_owner, self)
+            self._unread_owner = None
 
     def pack_body(self, data: bytes | None) -> None:
         assert self._exchange is not None
@@ -219,6 +241,10 @@ class ClientConnection(Occupant):
         self._advance()
 
     # Answers
+
+    def write(self, data: bytes) -> None:
+        self._written += len(data)
+        self._transport.write(data)
 
     def _advance(self) -> None:
         """Begin the next answer if the one before has ended."""
@@ -330,20 +356,20 @@ class ClientConnection(Occupant):
         """Extend all times: the router stood still for `seconds` before this time (of the event loop)."""
         self._reader.extend(now, seconds)
         self._since = min(now, self._since + seconds)
-        self._last_read = min(now, self._last_read + seconds)
+        if self._behind_since is not None:
+            self._behind_since = min(now, self._behind_since + seconds)
         self._last_active = min(now, self._last_active + seconds)
 
     def sweep(self, now: float) -> None:
         """End what has taken too long at this time (of the event loop)."""
         limits = self._limits
+        if self._state is CLOSED:
+            return
+        if self._taken != self._written:
+            self._check_reading(now)
         if self.blocked:
-            unread = unacknowledged_bytes(self._transport)
-            if unread < self._unread:
-                self._last_read = now
-            self._unread = unread
-            if now - self._last_read > limits.unread_seconds:
-                self.abort()
-        elif self._state is LINGERING:
+            return
+        if self._state is LINGERING:
             if now - self._since > limits.linger_seconds:
                 self.close()
         elif self._state is WITHOUT_ROOM:
@@ -357,6 +383,25 @@ class ClientConnection(Occupant):
                     self._advance()
         elif not self._busy and now - self._last_active > limits.idle_seconds:
             self.abort()
+
+    def _check_reading(self, now: float) -> None:
+        """Count what a client that is behind has not taken, and reset its connection if it takes too little."""
+        left = unacknowledged_bytes(self._transport)
+        taken = self._written - left
+        stands = taken == self._taken
+        self._taken = taken
+        if not left or not (self.blocked or stands):
+            self._behind_since = None
+            self._forget_unread()
+            return
+        if self._behind_since is None:
+            self._behind_since, self._taken_before = now, taken
+        elif now - self._behind_since > self._limits.unread_seconds:
+            if taken - self._taken_before < LEAST_RATE * self._limits.unread_seconds:
+                self._unread.give_up(self)
+                return
+            self._behind_since, self._taken_before = now, taken
+        self._count_unread(left)
 
     def _give_up_waiting(self) -> None:
         """Refuse the requests whose bodies wait for room."""

@@ -8,6 +8,7 @@ from engine_server.router.http.body_budget import BodyBudget
 from engine_server.router.http.client_connection import Application, ClientConnection
 from engine_server.router.http.forwarded_fields import REQUEST_FIELDS, ForwardedFields
 from engine_server.router.http.limits import Limits
+from engine_server.router.http.unread_answers import UnreadAnswers
 from engine_server.router.rejections import Reason, Rejections, Sender
 from engine_server.shared.listener import Listener
 from engine_server.shared.places import Places
@@ -25,12 +26,14 @@ class Clients:
         application: Application,
         limits: Limits,
         budget: BodyBudget,
+        unread: UnreadAnswers,
         rejections: Rejections,
         forwarded: ForwardedFields = REQUEST_FIELDS,
     ) -> None:
         self._application = application
         self._limits = limits
         self._budget = budget
+        self._unread = unread
         self._places = Places(
             limits.connections, lambda: rejections.add(Sender.CLIENT, Reason.IDLE_CONNECTION)
         )
@@ -83,7 +86,13 @@ class Clients:
 
     def _accept(self) -> ClientConnection:
         return ClientConnection(
-            self._application, self._limits, self._budget, self._forwarded, self._places, self._add
+            self._application,
+            self._limits,
+            self._budget,
+            self._unread,
+            self._forwarded,
+            self._places,
+            self._add,
         )
 
     def _add(self, client: ClientConnection) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 from asyncio import Future, Transport
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Coroutine, Generator, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -33,7 +33,10 @@ class Client(Protocol):
     blocked: bool
     # The owner of what is shared among senders: the name of the sender's key, else its address.
     owner: str
-    write: Callable[[bytes], None]
+
+    def write(self, data: bytes) -> None:
+        """Send bytes of an answer."""
+        ...
 
     def finish(self) -> None:
         """Go on with the next request: the exchange has ended."""

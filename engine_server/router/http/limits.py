@@ -30,7 +30,7 @@ class Limits:
     body_seconds: float = 300.0
     # Until the bodies of other requests leave room for one.
     room_seconds: float = 10.0
-    # A client that has answers to read acknowledges none of their bytes.
+    # In which a client that has answers to read acknowledges less than LEAST_RATE.
     unread_seconds: float = 60.0
     # A kept connection between two requests.
     idle_seconds: float = DEFAULT_IDLE_TIMEOUT_SECONDS

@@ -47,7 +47,7 @@ class ConnectionLimits:
     piece_seconds: float = 30.0
     # From the end of a head to that of its body.
     body_seconds: float = 300.0
-    # Without a byte read by the client while a part of an answer is pending.
+    # In which a client reads less than LEAST_RATE while a part of an answer is pending.
     read_seconds: float = 60.0
     # For the client to read an answer after which the connection closes.
     linger_seconds: float = 10.0

@@ -16,6 +16,7 @@ from tiers import tiered
 from waiting import PATIENCE, until
 
 from engine_server.contract.open_files import raise_open_files_limit
+from engine_server.server.http import answer_transport
 
 
 @pytest.mark.parametrize(
@@ -237,6 +238,21 @@ def test_client_that_reads_nothing_is_disconnected_after_its_last_answer() -> No
         connection.sendall(b"GET /large HTTP/1.0\r\n\r\n")
         until(lambda: service.app.num_started == 1)
         until(lambda: service.num_connections == 0)
+
+
+def test_client_that_reads_too_slowly_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads all the time, but less than it has to."""
+    monkeypatch.setattr(answer_transport, "LEAST_RATE", 1e12)
+    with serving(read_seconds=0.2) as service, service.connect() as connection:
+        connection.sendall(b"GET /large HTTP/1.1\r\n\r\n")
+        connection.setblocking(False)
+
+        def read() -> None:
+            with contextlib.suppress(BlockingIOError, ConnectionResetError):
+                connection.recv(1_000)
+
+        until(lambda: service.app.num_started == 1)
+        until(lambda: (read(), service.num_connections == 0)[1])
 
 
 @pytest.mark.parametrize("stall", [0.0, 1.0], ids=["steadily", "the loop stands still"])
