@@ -25,7 +25,7 @@ class ProcessState:
     """The state of the process besides its requests; each function returns a part of it as it is."""
 
     watches: Callable[[], Iterable[WatchState]]
-    # Bytes of the bodies of all requests, and of what streams hold.
+    # Bytes of the bodies of all requests, of what streams hold, and of answers that clients have not taken.
     buffer_bytes: Callable[[], int]
     forgotten_bodies: Callable[[], int]
     dropped_lines: Callable[[], int]
@@ -160,7 +160,7 @@ class Exposition(Collector):
         yield from (age, failures)
         yield GaugeMetricFamily(
             f"{PREFIX}buffer_bytes",
-            "Bytes of requests' bodies and of what streams hold",
+            "Bytes of requests' bodies, of what streams hold, and of unread answers",
             self._process.buffer_bytes(),
         )
         yield CounterMetricFamily(
