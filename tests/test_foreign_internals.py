@@ -18,7 +18,6 @@ pytestmark = pytest.mark.transformers
     [
         ("torch", nn.Module, WeightLayer, "_apply"),
         ("uvicorn", HttpToolsProtocol, Connection, "_start_asgi_task"),
-        ("uvicorn", HttpToolsProtocol, Connection, "_unset_keepalive_if_required"),
     ],
 )
 def test_overridden_private_method_exists_and_is_called(
