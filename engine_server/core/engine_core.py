@@ -146,7 +146,7 @@ class EngineCore:
         """Compute a step if there is work; return its results with the state after it."""
         self.progress.tick()
         started = time.perf_counter()
-        self._batch, self.executor.device_seconds = [], 0.0
+        self._batch = []
         self.executor.runner.timer.take()
         self.scheduler.read_adapters()
         steps = self.scheduler.expire() + self.scheduler.fail_without_adapter()
@@ -159,15 +159,17 @@ class EngineCore:
         seconds, waited = time.perf_counter() - started, self.executor.runner.timer.take()
         if self.overlapped and self.speculator is not None and self._batch:
             self.speculator.observe_host(seconds - waited)
+        report = self.executor.take_report()
+        launched_or_collected = bool(self._batch or report.num_tokens)
         stats = msgspec.structs.replace(
             self.scheduler.stats(),
             halted=self.operations.halted,
             sleep_level=self.operations.sleep_level,
-            num_tokens=num_tokens(self._batch),
-            step_seconds=seconds,
-            host_seconds=seconds - waited,
-            device_seconds=self.executor.device_seconds or waited,
-            replayed=self.executor.replayed,
+            num_tokens=report.num_tokens,
+            step_seconds=seconds if launched_or_collected else 0.0,
+            host_seconds=seconds - waited if launched_or_collected else 0.0,
+            device_seconds=report.device_seconds or waited,
+            replayed=report.replayed,
             **self._memory,
         )
         return StepOutputs(steps, stats)

@@ -14,9 +14,9 @@ from engine_server.core.heads.head import HiddenStates, NoResults, Pending
 from engine_server.core.logits.token_masks import TokenMasks
 from engine_server.core.model_inputs import draft_inputs, model_inputs
 from engine_server.core.model_runner import ModelRunner, OnPhase
-from engine_server.core.scheduling.batch import Batch
+from engine_server.core.scheduling.batch import Batch, num_tokens
 from engine_server.core.scheduling.request import Request
-from engine_server.core.scheduling.step_result import StepResult
+from engine_server.core.scheduling.step_result import StepReport, StepResult
 from engine_server.modeling.adapters.peft_folder import AdapterError, LowRankAdapter, read_low_rank_adapter
 from engine_server.modeling.attention.interface import IntArray
 from engine_server.modeling.device_time import elapsed_seconds
@@ -53,10 +53,8 @@ class Executor:
         self.runner = runner_class(config, self._workers.communicator, on_phase, progress)
         # The latest step, whose hidden states a draft head continues.
         self.batch: Batch = []
-        # Of the latest step: True if a captured step was replayed, and the seconds measured by a GPU's own clock.
-        self.replayed = False
-        self.device_seconds = 0.0
         self._begun: torch.Event | None = None
+        self._collected = StepReport()
 
     @property
     def num_ranks(self) -> int:
@@ -69,25 +67,33 @@ class Executor:
 
     def forward(self, batch: Batch) -> HiddenStates:
         """Launch one flat forward over the step's tokens."""
-        self.batch, self.replayed = batch, False
+        self.batch = batch
         self._begun = self.platform.record_event(timed=True)
         if not batch:
             return HiddenStates(batch, torch.zeros(0), [], [], captured=False)
         inputs, chunks = model_inputs(batch, self.runner.table, self.runner.loaded.rope is not None)
         self._workers.broadcast("forward", inputs)
         output = self.runner.forward(inputs)
-        self.replayed = output.captured
         return HiddenStates(batch, output.rows, output.prompt_rows, chunks, output.captured)
 
     def head(self, states: HiddenStates, masks: TokenMasks | None) -> Pending:
         """Launch logits processors and sampling, or pooling, of the latest forward."""
-        if not len(states.rows) and not states.prompt_rows:
-            return NoResults()
-        assert self.runner.head is not None
-        if self.runner.loaded.generates:
-            self._workers.broadcast("join_head")
-        pending = self.runner.head.launch(states, masks)
-        return PendingStep(self, pending, self._begun, self.platform.record_event(timed=True))
+        pending: Pending = NoResults()
+        if len(states.rows) or states.prompt_rows:
+            assert self.runner.head is not None
+            if self.runner.loaded.generates:
+                self._workers.broadcast("join_head")
+            pending = self.runner.head.launch(states, masks)
+        return PendingStep(self, states, pending, self._begun, self.platform.record_event(timed=True))
+
+    def note(self, report: StepReport) -> None:
+        """Keep the report of a step that was collected."""
+        self._collected = report
+
+    def take_report(self) -> StepReport:
+        """Return the report of the step that was collected since the last call."""
+        report, self._collected = self._collected, StepReport()
+        return report
 
     def draft_logits(self, batch: Batch, sources: IntArray | None = None) -> torch.Tensor:
         """Compute a step of the draft model or head; return the logits [n, vocabulary] of the parts that sample.
@@ -176,17 +182,24 @@ class Executor:
 
 
 class PendingStep:
-    """A head's pending results, whose collection also measures the step's time on a GPU."""
+    """A step's pending results, whose collection gives the executor the step's report."""
 
     def __init__(
-        self, executor: Executor, pending: Pending, begun: torch.Event | None, ended: torch.Event | None
+        self,
+        executor: Executor,
+        states: HiddenStates,
+        pending: Pending,
+        begun: torch.Event | None,
+        ended: torch.Event | None,
     ) -> None:
         """`begun` and `ended` are marks in the device's work."""
         self._executor = executor
+        self._num_tokens, self._replayed = num_tokens(states.batch), states.captured
         self._pending = pending
         self._begun, self._ended = begun, ended
 
     def collect(self) -> list[StepResult]:
         results = self._pending.collect()
-        self._executor.device_seconds = elapsed_seconds(self._begun, self._ended)
+        seconds = elapsed_seconds(self._begun, self._ended)
+        self._executor.note(StepReport(self._num_tokens, self._replayed, seconds))
         return results

@@ -24,15 +24,15 @@ class SchedulerStats(msgspec.Struct, array_like=True, frozen=True):
     # True during a pause or sleep.
     halted: bool = False
     sleep_level: int = 0
-    # Tokens that the step computed; 0: no step was computed.
+    # Tokens of the step whose results were collected; 0: none were.
     num_tokens: int = 0
-    # Duration of the step.
+    # Duration of the turn in which a step was launched, or an earlier one's results collected; 0: neither was.
     step_seconds: float = 0.0
-    # Part of the step outside the model and the sampler's kernels.
+    # Part of the turn outside the model and the sampler's kernels.
     host_seconds: float = 0.0
-    # Device time of a step, on a GPU by its own clock.
+    # Device time of the collected step, on a GPU by its own clock.
     device_seconds: float = 0.0
-    # True if the model ran from a CUDA graph.
+    # True if the collected step ran from a capture.
     replayed: bool = False
     # GPU memory of the weights and everything else that lives between steps.
     weight_bytes: int = 0

@@ -1,5 +1,6 @@
 """Overlapped steps: each is launched before the previous one's results are known, and gives the same results."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,10 @@ from tiers import tiered
 
 from engine_server import EngineArgs, LLMEngine, RequestOutput, SamplingParams
 from engine_server.core.heads.sampler import PendingTokens
-from engine_server.core.model_runner import ModelRunner
+from engine_server.core.model_inputs import ModelInputs
+from engine_server.core.model_runner import ForwardOutput, ModelRunner
 from engine_server.core.scheduling.step_result import StepResult
+from engine_server.modeling.platform.cpu import CpuPlatform
 
 OPTIONS = [
     {"temperature": 0},
@@ -125,3 +128,49 @@ def test_result_of_an_aborted_request_is_not_that_of_a_later_one_of_the_same_id(
     assert scheduler.update(batch, [StepResult([7])]) == []
 
     assert scheduler.debug_state().waiting == ("r",)
+
+
+class Mark:
+    """A mark in a scripted device's work: the n-th step, from 0, takes n + 1 seconds."""
+
+    def __init__(self, number: int) -> None:
+        self.step = number // 2
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_time(self, end: "Mark") -> float:
+        assert end.step == self.step
+        return 1e3 * (self.step + 1)
+
+
+def test_each_step_is_reported_with_its_own_tokens_capture_and_device_time(
+    tiny_llama: Path, monkeypatch
+) -> None:
+    """Once, when it is collected, although the next one was launched before: 40 + 10 tokens of a prompt, then 1."""
+    numbers = itertools.count()
+    monkeypatch.setattr(
+        CpuPlatform, "record_event", lambda self, timed=False: Mark(next(numbers)) if timed else None
+    )
+    engine = make(tiny_llama, True, 80)
+    core = engine._core
+    launched: list[bool] = []
+    forward = core.executor.runner.forward
+
+    def launch(inputs: ModelInputs) -> ForwardOutput:
+        output = forward(inputs)
+        launched.append(output.captured)
+        return output
+
+    monkeypatch.setattr(core.executor.runner, "forward", launch)
+    numbers = itertools.count()
+    params = SamplingParams(max_tokens=2, ignore_eos=True, detokenize=False)
+    engine.add_request("r", {"prompt_token_ids": list(range(3, 53))}, params)
+    turns = []
+    while core.has_work or not turns:
+        turns.append(core.outputs().stats)
+    assert [one.num_tokens for one in turns] == [0, 40, 10, 1]
+    assert [(one.device_seconds, one.replayed) for one in turns[1:]] == list(
+        zip([1, 2, 3], launched, strict=True)
+    )
+    assert all(one.step_seconds > 0 for one in turns)
+    assert not core.outputs().stats.step_seconds

@@ -1,6 +1,7 @@
-"""The result of one step for one request."""
+"""What a step gives: a result for each request that samples, and a report of the whole."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -16,3 +17,13 @@ class StepResult(msgspec.Struct, frozen=True, gc=False):
     # float32: [dimensions] of an embedding, [labels] of a classifier, or [tokens, hidden] of the task encode.
     vector: RawTensor | None = None
     error: str | None = None
+
+
+class StepReport(NamedTuple):
+    """A step whose results were collected. Of no step, all is 0."""
+
+    num_tokens: int = 0
+    # The model ran from a capture.
+    replayed: bool = False
+    # By a GPU's own clock; 0 where there is none.
+    device_seconds: float = 0.0
