@@ -73,6 +73,7 @@ def launch(
     """Sample the token that follows each request's tokens; its row of tables is its index."""
     batch = []
     for row, request in enumerate(requests):
+        tested.grammars.open(request)
         length = len(request.token_ids)
         batch.append(Scheduled(request, row, length - 1, 1, samples=True))
     states = HiddenStates(batch, logits, [], [], captured)

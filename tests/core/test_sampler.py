@@ -13,12 +13,12 @@ from transformers import RepetitionPenaltyLogitsProcessor
 
 from engine_server.core.heads.draw import keep_top_p, philox4x32, uniform
 from engine_server.core.heads.head import HiddenStates
-from engine_server.core.logits.grammars import continuations
 from engine_server.core.scheduling.batch import Scheduled
 from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.core.scheduling.step_result import StepResult
 from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.requests.sampling_params import SamplingParams
+from engine_server.structured.token_rules import continuations
 
 VOCABULARY = 50
 

@@ -76,6 +76,10 @@ class BlockTable:
         """The pool of the kind without a window."""
         return self.pool_of[self.windows.index(None)]
 
+    def first_blocks(self, row: int, num_tokens: int) -> npt.NDArray[np.int64]:
+        """Return the ids of the blocks of the whole context that hold a row's first tokens."""
+        return self.ids[self.windows.index(None), row, : self._num_blocks(num_tokens)].astype(np.int64)
+
     def columns(self, kind: int, row: int) -> range:
         """Return the columns of a row that have a block."""
         return self._columns[kind][row]

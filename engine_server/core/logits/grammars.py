@@ -1,15 +1,12 @@
 """The tokens that each request may draw next, by its reasoning, its grammar and its parameters."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher
 
-from engine_server.core.logits.batch_cache import BatchCache
-from engine_server.core.logits.request_cache import RequestCache
-from engine_server.core.logits.token_masks import Bits, Redirects, TokenMasks, bits_of, num_bytes
+from engine_server.core.logits.token_masks import Redirects, TokenMasks
 from engine_server.core.scheduling.batch import Batch, Scheduled, sampled_part
 from engine_server.core.scheduling.request import GenerationRequest, Request
 from engine_server.modeling.platform.cpu_quota import available_cpus
@@ -18,41 +15,21 @@ from engine_server.requests.messages import Vocabulary
 from engine_server.structured.grammar_cache import GrammarCache
 from engine_server.structured.matcher import Matcher
 from engine_server.structured.reasoning_position import ReasoningPosition
+from engine_server.structured.token_bits import Bits, bits_of, num_bytes
+from engine_server.structured.token_rules import TokenRules
 
 # Maximum number of threads that fill masks.
 MAX_THREADS = 8
 
 
-@dataclass(slots=True, frozen=True)
-class Rules:
-    """One request's constraints on its tokens besides its grammar."""
-
-    # The allowed tokens without bad words of one token.
-    allowed: Bits
-    # The same without the tokens that end a request, which are not allowed before output token `min_tokens`.
-    before_min_tokens: Bits
-    min_tokens: int
-    # True if `allowed` excludes a token.
-    excludes: bool
-    # Bad words of several tokens, by the last token but one: the tokens before the last, and the last.
-    phrases: dict[int, list[tuple[list[int], int]]]
-
-    def apply_to(self, output_index: int) -> bool:
-        """Return True if the output token at an index may be limited."""
-        return self.excludes or bool(self.phrases) or output_index < self.min_tokens
-
-
 class Grammars:
-    """The token masks of a step, filled on the host. The part that depends on the request alone is built once."""
+    """The token masks of a step, filled on the host."""
 
     def __init__(self, eos_token_ids: Sequence[int], vocabulary: int, platform: Platform) -> None:
         """vocabulary: number of tokens."""
         self._size = num_bytes(vocabulary)
         self._set_ends(eos_token_ids)
         self._platform = platform
-        self._rules = RequestCache(self._build)
-        # Rows of the requests that may ever be limited.
-        self._limited = BatchCache(self._limited_rows)
         self._cache: GrammarCache | None = None
         self._token_bytes: Sequence[bytes] = ()
         self._threads: LLExecutor | None = None
@@ -72,9 +49,10 @@ class Grammars:
         self._ends = bits_of(self._eos_token_ids, self._size)
 
     def open(self, request: Request) -> None:
-        """Start to compile a request's grammar if it has one; the request runs once that is done."""
+        """Set what limits a request's tokens. Start to compile its grammar if it has one; it runs once that is done."""
         if not isinstance(request, GenerationRequest):
             return
+        request.rules = TokenRules.of(request.params, self._eos_token_ids, self._size)
         grammar, reasoning = request.params.structured_outputs, request.params.reasoning
         may_begin_with = None
         if grammar is not None:
@@ -104,10 +82,10 @@ class Grammars:
         reasoning: ReasoningPosition | None = None
         previous: Request | None = None
         sampling = sampled_part(batch)
-        for row in self._limited.get(sampling):
-            scheduled = sampling[row]
-            assert isinstance(scheduled.request, GenerationRequest)
-            rules = self._rules.get(scheduled)
+        for row, scheduled in enumerate(sampling):
+            if not isinstance(scheduled.request, GenerationRequest) or not scheduled.request.is_limited:
+                continue
+            rules = scheduled.request.rules
             if scheduled.request is not previous:
                 previous = scheduled.request
                 matcher, reasoning = scheduled.request.matcher, scheduled.request.reasoning
@@ -157,18 +135,6 @@ class Grammars:
                 return None  # the grammar begins after the reasoning
         return forced
 
-    def _limited_rows(self, sampling: Batch) -> list[int]:
-        return [
-            row
-            for row, scheduled in enumerate(sampling)
-            if isinstance(scheduled.request, GenerationRequest)
-            and (
-                scheduled.request.matcher is not None
-                or scheduled.request.reasoning is not None
-                or self._rules.get(scheduled) is not None
-            )
-        ]
-
     def _match(self, masked: list["MaskedRow"], bits: Bits, errors: dict[int, str]) -> None:
         """Fill the rows of requests with a grammar by the tokens that it allows, in parallel and without the GIL."""
         positions = [(one.position, index) for index, one in enumerate(masked) if one.position is not None]
@@ -197,12 +163,7 @@ class Grammars:
         if rules is None:
             return
         ends = bits & self._ends
-        early = scheduled.output_index < rules.min_tokens
-        bits &= rules.before_min_tokens if early else rules.allowed
-        if rules.phrases:
-            output = scheduled.request.token_ids[scheduled.request.num_prompt : scheduled.end]
-            for token_id in continuations(rules.phrases, output):
-                bits[token_id >> 3] &= ~np.uint8(1 << (token_id & 7))
+        rules.restrict(bits, scheduled.request.token_ids, scheduled.request.num_prompt, scheduled.end)
         if position is not None and not bits.any():  # then the grammar may only end
             bits[:] = ends
 
@@ -213,31 +174,13 @@ class Grammars:
         assert grammar is not None and grammar.grammar is not None
         self._cache.discard(grammar.grammar)
 
-    def _build(self, request: GenerationRequest) -> Rules | None:
-        """Return None for a request that may always draw any token."""
-        params = request.params
-        words = params.bad_words_token_ids or []
-        if params.allowed_token_ids is None and not words and not params.min_tokens:
-            return None
-        phrases: dict[int, list[tuple[list[int], int]]] = {}
-        for *before, last in words:
-            if before:
-                phrases.setdefault(before[-1], []).append((before, last))
-        allowed = np.full(self._size, 255, np.uint8)
-        if params.allowed_token_ids is not None:
-            allowed = bits_of(params.allowed_token_ids, self._size)
-        allowed &= ~bits_of([word[0] for word in words if len(word) == 1], self._size)
-        ends = bits_of(self._eos_token_ids + (params.stop_token_ids or []), self._size)
-        excludes = params.allowed_token_ids is not None or any(len(word) == 1 for word in words)
-        return Rules(allowed, allowed & ~ends, params.min_tokens, excludes, phrases)
-
 
 class MaskedRow(NamedTuple):
     """A request that samples from a row and may not draw every token."""
 
     row: int
     scheduled: Scheduled
-    rules: Rules | None
+    rules: TokenRules | None
     matcher: Matcher | None
     # The matcher's position, if its grammar limits the next token.
     position: LLMatcher | None
@@ -247,9 +190,3 @@ class MaskedRow(NamedTuple):
     forced: int | None
     # The output's end goes to that of the reasoning, so that the grammar, which excludes it, leaves it.
     goes_on: bool
-
-
-def continuations(phrases: dict[int, list[tuple[list[int], int]]], output: list[int]) -> list[int]:
-    """Return the tokens that would complete one of `phrases` after `output`."""
-    candidates = phrases.get(output[-1], []) if output else []
-    return [last for before, last in candidates if output[-len(before) :] == before]

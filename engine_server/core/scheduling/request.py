@@ -10,12 +10,16 @@ import msgspec
 from torch import Tensor
 
 from engine_server.core.adapters.adapter import NO_ADAPTERS, RequestAdapters
+from engine_server.core.draft_state.draft_cache import DraftCache
+from engine_server.core.draft_state.draft_history import DraftHistory
+from engine_server.core.draft_state.ngram_index import NgramIndex
 from engine_server.core.scheduling.step_result import StepResult
 from engine_server.requests.messages import AddRequest, RawTensor, RequestStep, TokenLogprobsArray
 from engine_server.requests.pooling_params import PoolingParams
 from engine_server.requests.sampling_params import SamplingParams
 from engine_server.structured.matcher import Matcher
 from engine_server.structured.reasoning_position import ReasoningPosition
+from engine_server.structured.token_rules import TokenRules
 
 # Token id of virtual tokens, whose embeddings are a prompt adapter's.
 VIRTUAL = 0
@@ -150,6 +154,10 @@ class Request(ABC):
         """True if cached blocks may replace the computation of the prompt's beginning."""
         return True
 
+    def leave_row(self) -> None:
+        """Note that the request doesn't run any more, and none of its tokens is computed."""
+        self.row, self.computed, self.steady_until = None, 0, 0
+
     @abstractmethod
     def expect_result(self, draft: int = UNKNOWN) -> None:
         """Count a result that a launched step will return, a token that may be known as a draft."""
@@ -205,10 +213,16 @@ class GenerationRequest(Request):
     prompt_logprobs: list[TokenLogprobsArray] | None = None
     # Number of the prompt's tokens, from the second on, whose log-probabilities were computed.
     num_ranked: int = 0
+    # What its parameters allow, if they limit its tokens.
+    rules: TokenRules | None = None
     # The position in the grammar of the output, if it has one.
     matcher: Matcher | None = None
     # The position in the reasoning of the output, if that is limited or a grammar begins where it ends.
     reasoning: ReasoningPosition | None = None
+    # What its drafter knows of it, once it drafts: earlier n-grams, what became of drafts, what a draft model computed.
+    ngrams: NgramIndex | None = None
+    draft_history: DraftHistory | None = None
+    draft_cache: DraftCache | None = None
 
     def __post_init__(self) -> None:
         if self.params.needs_last_token:
@@ -225,6 +239,11 @@ class GenerationRequest(Request):
         return self.adapters.settled and (self.matcher is None or self.matcher.ready)
 
     @property
+    def is_limited(self) -> bool:
+        """True if there may be tokens that must not be drawn next."""
+        return self.rules is not None or self.matcher is not None or self.reasoning is not None
+
+    @property
     def awaits_prompt_logprobs(self) -> bool:
         """True if log-probabilities of the prompt are requested, and not all of them were computed."""
         return self.prompt_logprobs is not None and self.num_ranked < self.num_prompt - self.num_virtual - 1
@@ -232,6 +251,10 @@ class GenerationRequest(Request):
     @property
     def reads_prefix_cache(self) -> bool:
         return not self.awaits_prompt_logprobs
+
+    def leave_row(self) -> None:
+        Request.leave_row(self)
+        self.draft_cache = None
 
     def expect_result(self, draft: int = UNKNOWN) -> None:
         self.token_ids.append(draft)

@@ -433,7 +433,6 @@ class Scheduler:
         freed = self._release(request, request.confirmed if request.num_unknown else request.computed)
         if request.num_unknown:
             self.erase(freed)
-        request.computed = 0
         insort(self.waiting, request, key=by_queue_position)
         self._num_preemptions += 1
 
@@ -482,7 +481,7 @@ class Scheduler:
         self._order = None
         self.adapters.leave(request.adapters)
         freed = self.table.close(request.row, computed)
-        request.row, request.steady_until = None, 0
+        request.leave_row()
         return freed
 
 

@@ -7,7 +7,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from engine_server.core.speculation.acceptance import Acceptance
+from engine_server.core.draft_state.acceptance import Acceptance
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from engine_server.core.draft_state.ngram_index import NgramIndex
 from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.core.speculation.cost_model import Floats
 from engine_server.core.speculation.drafter import Drafter
-from engine_server.core.speculation.ngram_index import NgramIndex
 
 
 class NgramDrafter(Drafter):
@@ -18,8 +18,6 @@ class NgramDrafter(Drafter):
     def __init__(self, shortest: int, longest: int) -> None:
         """shortest, longest: the numbers of tokens whose earlier occurrence is looked for."""
         self._lengths = shortest, longest
-        # By row of the block table: the request that has it, and its index.
-        self._indexes: dict[int, tuple[GenerationRequest, NgramIndex]] = {}
         self._proposals: list[list[int]] = []
 
     def seconds(self, most_requests: int) -> Floats:
@@ -34,10 +32,7 @@ class NgramDrafter(Drafter):
 
     def _index(self, request: GenerationRequest) -> NgramIndex:
         """Return the index of all known tokens of a running request."""
-        assert request.row is not None
-        known = self._indexes.get(request.row)
-        if known is None or known[0] is not request:
-            known = self._indexes[request.row] = request, NgramIndex(*self._lengths)
-        index = known[1]
-        index.extend(request.token_ids[len(index) : request.num_known])
-        return index
+        if request.ngrams is None:
+            request.ngrams = NgramIndex(*self._lengths)
+        request.ngrams.extend(request.token_ids[len(request.ngrams) : request.num_known])
+        return request.ngrams

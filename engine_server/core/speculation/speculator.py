@@ -1,46 +1,18 @@
 """Drafts for the next step of all running requests, as many as pay."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from engine_server.config import EngineConfig
+from engine_server.core.draft_state.acceptance import Acceptance
+from engine_server.core.draft_state.draft_history import DraftHistory
 from engine_server.core.executor import Executor
 from engine_server.core.scheduling.request import GenerationRequest, Request
-from engine_server.core.speculation.acceptance import Acceptance
 from engine_server.core.speculation.cost_model import DraftAllocation, seconds_by_rows
 from engine_server.core.speculation.drafter import Drafter
 from engine_server.core.speculation.head_drafter import HeadDrafter
 from engine_server.core.speculation.model_drafter import ModelDrafter
 from engine_server.core.speculation.ngram_drafter import NgramDrafter
 from engine_server.modeling.attention.interface import UnsupportedModelError
-
-
-@dataclass(slots=True)
-class History:
-    """A running request's latest drafts, and how many of its drafts come true, whether or not a step verifies them."""
-
-    request: GenerationRequest
-    acceptance: Acceptance
-    # The latest drafts, and the number of tokens before them.
-    drafts: list[int] = field(default_factory=list)
-    place: int = 0
-
-    def learn(self, everyone: Acceptance) -> None:
-        """Compare the latest drafts, once, with the tokens that the request has got in their place.
-
-        everyone: the mean over all requests, which counts them too.
-        """
-        drafts, self.drafts = self.drafts, []
-        known = min(self.place + len(drafts), self.request.num_known)
-        sampled = self.request.token_ids[self.place : known]
-        accepted = 0
-        for draft, token in zip(drafts, sampled, strict=False):
-            if draft != token:
-                break
-            accepted += 1
-        if sampled:
-            for mean in (self.acceptance, everyone):
-                mean.update(min(accepted + 1, len(sampled)), accepted)
 
 
 class Speculator:
@@ -51,8 +23,6 @@ class Speculator:
         self._drafter = drafter
         self._allocation = allocation
         self._most = most
-        # By row of the block table.
-        self._histories: dict[int, History] = {}
         # Of all requests, with which a new one begins.
         self._everyone = Acceptance()
 
@@ -73,7 +43,7 @@ class Speculator:
         histories = self._learned_histories(requests)
         limits = self._limits(requests)
         if self._drafter.is_free:
-            self._keep(histories, self._drafter.draft(requests, limits))
+            keep(requests, histories, self._drafter.draft(requests, limits))
         acceptances = [history.acceptance for history in histories]
         debts = self._drafter.debts(requests)
         return self._allocation.may_pay(acceptances, limits, len(running), debts)
@@ -89,9 +59,9 @@ class Speculator:
         acceptances = [history.acceptance for history in histories]
         debts = self._drafter.debts(requests)
         lengths = self._allocation.allot(acceptances, self._limits(requests), len(running), debts)
-        self._keep(histories, self._drafter.draft(requests, lengths))
-        for history in histories:
-            history.request.drafts = history.drafts
+        keep(requests, histories, self._drafter.draft(requests, lengths))
+        for request, history in zip(requests, histories, strict=True):
+            request.drafts = history.drafts
 
     def _prompts_to_follow(self, running: Sequence[Request]) -> list[Request]:
         """Return the requests within their prompts if drafts would pay in a step with the running requests."""
@@ -104,25 +74,23 @@ class Speculator:
         rooms = [request.max_tokens - request.num_output - 1 for request in requests]
         return list(map(min, self._drafter.limits(requests, self._most), rooms))
 
-    def _learned_histories(self, requests: Sequence[GenerationRequest]) -> list[History]:
+    def _learned_histories(self, requests: Sequence[GenerationRequest]) -> list[DraftHistory]:
         """Return the histories of requests, compared with the tokens that have arrived since."""
-        histories = [self._history(request) for request in requests]
-        for history in histories:
-            history.learn(self._everyone)
+        histories = []
+        for request in requests:
+            if request.draft_history is None:
+                request.draft_history = DraftHistory(Acceptance(self._everyone.probability))
+            request.draft_history.learn(request.token_ids, request.num_known, self._everyone)
+            histories.append(request.draft_history)
         return histories
 
-    def _keep(self, histories: Sequence[History], drafts: Sequence[list[int]]) -> None:
-        """Keep the latest drafts of requests, to compare them with the tokens that arrive in their place."""
-        for history, own in zip(histories, drafts, strict=True):
-            history.drafts, history.place = own, history.request.num_known
 
-    def _history(self, request: GenerationRequest) -> History:
-        assert request.row is not None
-        history = self._histories.get(request.row)
-        if history is None or history.request is not request:
-            acceptance = Acceptance(self._everyone.probability)
-            history = self._histories[request.row] = History(request, acceptance)
-        return history
+def keep(
+    requests: Sequence[GenerationRequest], histories: Sequence[DraftHistory], drafts: Sequence[list[int]]
+) -> None:
+    """Keep the latest drafts of requests, to compare them with the tokens that arrive in their place."""
+    for request, history, own in zip(requests, histories, drafts, strict=True):
+        history.drafts, history.num_before = own, request.num_known
 
 
 def decoding(running: Sequence[Request]) -> list[GenerationRequest]:

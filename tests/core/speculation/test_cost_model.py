@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiers import tiered
 
-from engine_server.core.speculation.acceptance import Acceptance
+from engine_server.core.draft_state.acceptance import Acceptance
 from engine_server.core.speculation.cost_model import (
     ADVANCE,
     HOST_STEPS,

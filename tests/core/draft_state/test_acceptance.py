@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from engine_server.core.speculation.acceptance import Acceptance
+from engine_server.core.draft_state.acceptance import Acceptance
 
 
 def after(*steps: tuple[int, int]) -> float:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_server.core.speculation.ngram_index import NgramIndex
+from engine_server.core.draft_state.ngram_index import NgramIndex
 
 # Few different tokens, so that n-grams recur; 0 and the largest are the keys' edge cases.
 tokens = st.lists(st.sampled_from([0, 1, 2, 2**32 - 1]), max_size=40)
