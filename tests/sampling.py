@@ -48,6 +48,18 @@ class TestedSampler:
     def __init__(self, sampler: Sampler, grammars: Grammars) -> None:
         self.sampler = sampler
         self.grammars = grammars
+        # The requests that have rows.
+        self._rows: dict[int, GenerationRequest] = {}
+
+    def give_row(self, row: int, request: GenerationRequest) -> None:
+        """Give a row to a request, as a scheduler does, unless it has it."""
+        if self._rows.get(row) is request:
+            return
+        if row in self._rows:
+            self.sampler.close(row)
+        self._rows[row] = request
+        self.grammars.open(request)
+        self.sampler.open(row, request)
 
 
 def make_sampler(
@@ -73,7 +85,7 @@ def launch(
     """Sample the token that follows each request's tokens; its row of tables is its index."""
     batch = []
     for row, request in enumerate(requests):
-        tested.grammars.open(request)
+        tested.give_row(row, request)
         length = len(request.token_ids)
         batch.append(Scheduled(request, row, length - 1, 1, samples=True))
     states = HiddenStates(batch, logits, [], [], captured)

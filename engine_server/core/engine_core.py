@@ -87,6 +87,7 @@ class EngineCore:
             self.executor.erase,
             self.executor.rope_regime if self.executor.runner.loaded.rope else None,
             self.adapters,
+            self.executor.rows,
         )
         self.grammars = Grammars(
             config.model_config.eos_token_ids, config.model_config.vocab_size, self.executor.platform

@@ -11,11 +11,13 @@ import torch
 from engine_server.config import EngineConfig
 from engine_server.core.distributed.worker_processes import start_workers
 from engine_server.core.heads.head import HiddenStates, NoResults, Pending
+from engine_server.core.heads.sampler import Sampler
 from engine_server.core.logits.token_masks import TokenMasks
 from engine_server.core.model_inputs import draft_inputs, model_inputs
 from engine_server.core.model_runner import ModelRunner, OnPhase
-from engine_server.core.scheduling.batch import Batch, num_tokens
+from engine_server.core.scheduling.batch import Batch, num_tokens, sampled_part
 from engine_server.core.scheduling.request import Request
+from engine_server.core.scheduling.rows import Rows
 from engine_server.core.scheduling.step_result import StepReport, StepResult
 from engine_server.modeling.adapters.peft_folder import AdapterError, LowRankAdapter, read_low_rank_adapter
 from engine_server.modeling.attention.interface import IntArray
@@ -61,6 +63,12 @@ class Executor:
         return self._workers.communicator.size
 
     @property
+    def rows(self) -> Rows:
+        """The first rank's head, which keeps by row what it needs of requests."""
+        assert self.runner.head is not None
+        return self.runner.head
+
+    @property
     def platform(self) -> Platform:
         """The first rank's device and its kernels."""
         return self.runner.platform
@@ -104,6 +112,15 @@ class Executor:
         inputs = draft_inputs(batch, self.runner.table, sources)
         self._workers.broadcast("draft_logits", inputs)
         return self.runner.draft_logits(inputs)
+
+    def draft_tokens(self, batch: Batch, sources: IntArray | None = None) -> list[int]:
+        """Compute a step of the draft model or head; return the token that each part that samples would take.
+
+        sources: as of `draft_logits`.
+        """
+        logits = self.draft_logits(batch, sources)
+        assert isinstance(self.runner.head, Sampler)
+        return self.runner.head.likely_tokens(sampled_part(batch), logits)
 
     def rope_regime(self, request: Request) -> int:
         """Return the number that a request's keys depend on besides its tokens."""

@@ -68,9 +68,9 @@ def record_sizes(engine: LLMEngine, monkeypatch: pytest.MonkeyPatch) -> list[int
     sizes: list[int] = []
     compute = engine._core.executor.draft_logits
 
-    def recording(batch: Batch) -> torch.Tensor:
+    def recording(batch: Batch, sources: None) -> torch.Tensor:
         sizes.append(num_tokens(batch))
-        return compute(batch)
+        return compute(batch, sources)
 
     monkeypatch.setattr(engine._core.executor, "draft_logits", recording)
     return sizes
@@ -153,10 +153,10 @@ def test_failed_draft_model_harms_no_request(
     engine = make(tiny_llama, same_model, executor_class=FakeRunner, async_scheduling=overlapped)
     compute, calls = engine._core.executor.draft_logits, count()
 
-    def fail_later(batch: Batch) -> torch.Tensor:
+    def fail_later(batch: Batch, sources: None) -> torch.Tensor:
         if next(calls) == 7:
             raise RuntimeError("no memory")
-        return compute(batch)
+        return compute(batch, sources)
 
     monkeypatch.setattr(engine._core.executor, "draft_logits", fail_later)
     assert contents(run(engine, finish, usual())) == contents(expected)

@@ -442,7 +442,7 @@ def test_start_reports_every_part_of_the_memory(tiny_llama: Path, caplog: pytest
     ]  # fmt: skip
     assert weights <= sizes["weights"] < 1.2 * weights  # ropes, and padding of layouts
     assert sizes["draft_model"] == sizes["weights"]
-    assert sizes["penalty_tables"] == 2 * 65 * 4 + 2 * 128 * 4
+    assert sizes["penalty_tables"] == 2 * (65 + 128 + 3) * 4  # tokens, counts and parameters
     assert sizes["kv_cache"] + sizes["kv_cache_of_drafts"] <= 1 << 21
     assert sizes["kv_cache"] == sum(cache.nbytes for cache in runner.backend.caches)
     (line,) = [message for message in caplog.messages if message.startswith("memory of cpu: ")]

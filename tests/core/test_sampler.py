@@ -132,6 +132,7 @@ def test_penalties_forget_wrong_drafts_when_a_request_comes_back_to_an_earlier_r
         """Sample the token after the request's own, and one after each draft; return the first."""
         length = len(one.token_ids)
         one.token_ids += drafts
+        sampler.sampler.open(row, one)
         batch = [Scheduled(one, row, length - 1, 1, samples=True)]
         batch += [
             Scheduled(one, row, start, 1, samples=True, draft=draft)
@@ -140,6 +141,7 @@ def test_penalties_forget_wrong_drafts_when_a_request_comes_back_to_an_earlier_r
         states = HiddenStates(batch, logits.repeat(len(batch), 1), [], [], None)
         tokens = sampler.sampler.launch(states, sampler.grammars.fill(batch)).collect()[0].tokens
         one.token_ids[length:] = tokens
+        sampler.sampler.close(row)
         return tokens[0]
 
     assert [step(0, 9), step(1), step(0)] == [3, 4, 3]

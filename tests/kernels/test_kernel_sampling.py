@@ -12,6 +12,7 @@ from sampling import TestedSampler, launch, make_sampler
 from torch import Tensor
 
 from engine_server.core.heads.draw import uniform
+from engine_server.core.heads.row_parameters import RowParameters
 from engine_server.core.scheduling.batch import Scheduled
 from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.core.scheduling.step_result import StepResult
@@ -155,7 +156,11 @@ def test_kernel_tokens_are_independent_of_other_rows_and_padding(
     requests = [request(seed=row, output=row, **one) for row, one in enumerate(options)]
     own = kernels_of(200).sampler.kernels
     assert own is not None
-    own.fill([Scheduled(one, row, len(one.token_ids) - 1, 1, True) for row, one in enumerate(requests)])
+    parameters = RowParameters(ROWS)
+    for row, one in enumerate(requests):
+        parameters.open(row, one.params, one.choice_index)
+    parts = [Scheduled(one, row, len(one.token_ids) - 1, 1, True) for row, one in enumerate(requests)]
+    own.fill(parameters.records(parts))
     drawn, largest = own.sample(logits.to(device), None)
     assert torch.equal(largest.cpu(), logits.amax(-1))
     alone = [

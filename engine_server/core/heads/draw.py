@@ -1,13 +1,14 @@
 """Sampling in plain torch: filters, and the inverse of the cumulative distribution at a counter-based random number."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine_server.core.scheduling.request import GenerationRequest
+from engine_server.core.heads.row_parameters import Records
 
 UInt64 = npt.NDArray[np.uint64]
 Filter = Callable[[Tensor, Tensor], Tensor]
@@ -19,20 +20,23 @@ NUCLEUS = 1024
 class DrawParameters:
     """The parameters of rows that are drawn at random, on the device."""
 
-    def __init__(self, requests: Sequence[GenerationRequest], vocabulary: int, device: torch.device) -> None:
-        params = [request.params for request in requests]
-        self._temperatures = torch.tensor([one.temperature for one in params], device=device).unsqueeze(1)
+    def __init__(self, records: Records, vocabulary: int, device: torch.device) -> None:
+        """records: PARAMETERS [n], none of them greedy."""
+
+        def column(values: npt.NDArray[Any]) -> Tensor:
+            return torch.from_numpy(np.ascontiguousarray(values)).to(device).unsqueeze(1)
+
+        self._temperatures = column(records["temperature"])
         self._filters: list[tuple[Filter, list[int], Tensor]] = []
-        for keep, limits in (
-            (keep_min_p, {row: one.min_p for row, one in enumerate(params) if one.min_p > 0}),
-            (keep_top_k, {row: one.top_k for row, one in enumerate(params) if 0 < one.top_k < vocabulary}),
-            (keep_top_p, {row: one.top_p for row, one in enumerate(params) if one.top_p < 1}),
+        min_p, top_k, top_p = records["min_p"], records["top_k"].astype(np.int64), records["top_p"]
+        for keep, limits, limited in (
+            (keep_min_p, min_p, min_p > 0),
+            (keep_top_k, top_k, (top_k > 0) & (top_k < vocabulary)),
+            (keep_top_p, top_p, top_p < 1),
         ):
-            if limits:
-                values = torch.tensor(list(limits.values()), device=device).unsqueeze(1)
-                self._filters.append((keep, list(limits), values))
-        self._seeds = [one.seed or 0 for one in params]
-        self._choice_indexes = [request.choice_index for request in requests]
+            if limited.any():
+                self._filters.append((keep, np.flatnonzero(limited).tolist(), column(limits[limited])))
+        self._uniforms = uniform(records["seed"], records["choice"], records["index"])
 
     def filter(self, logits: Tensor) -> Tensor:
         """Divide float32 logits [n, vocabulary] by their temperatures, and mask what the filters exclude."""
@@ -41,20 +45,20 @@ class DrawParameters:
             logits[rows] = keep(logits[rows], limits)
         return logits
 
-    def uniform(self, token_indexes: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Return each row's random number, given the index of its token in the output."""
-        return uniform(self._seeds, self._choice_indexes, token_indexes)
+    @property
+    def uniforms(self) -> Tensor:
+        """Each row's random number, float32 [n, 1] on the host."""
+        return torch.from_numpy(self._uniforms).unsqueeze(1)
 
 
-def draw(logits: Tensor, parameters: DrawParameters, token_indexes: Sequence[int]) -> Tensor:
+def draw(logits: Tensor, parameters: DrawParameters) -> Tensor:
     """Invert each row's cumulative distribution, in order of token id, at its random number.
 
     logits: float32 [n, vocabulary]; returns int64 [n].
     """
     cumulative = parameters.filter(logits).softmax(dim=-1).cumsum(dim=-1)
     total = cumulative[:, -1:]
-    uniforms = torch.from_numpy(parameters.uniform(token_indexes)).to(logits.device)
-    targets = uniforms.unsqueeze(1) * total
+    targets = parameters.uniforms.to(logits.device) * total
     # The product may round up to the total.
     targets = torch.minimum(targets, total.nextafter(torch.zeros_like(total)))
     # The first token whose cumulative probability exceeds the target is never one that was filtered out.
@@ -86,10 +90,10 @@ def keep_top_p(logits: Tensor, p: Tensor) -> Tensor:
 
 
 def uniform(
-    seeds: Sequence[int], choice_indexes: Sequence[int], token_indexes: Sequence[int]
+    seeds: npt.ArrayLike, choice_indexes: npt.ArrayLike, token_indexes: npt.ArrayLike
 ) -> npt.NDArray[np.float32]:
     """Return a number in [0, 1) for each seed, choice and token: the upper 24 bits of Philox4x32-10's first word."""
-    keys = np.array([seed % (1 << 64) for seed in seeds], dtype=np.uint64)
+    keys = np.asarray(seeds, dtype=np.uint64)
     counter = np.zeros((4, len(keys)), dtype=np.uint64)
     counter[0], counter[1] = choice_indexes, token_indexes
     words = philox4x32(counter, np.stack([keys & MASK, keys >> np.uint64(32)]))

@@ -7,6 +7,7 @@ from torch import Tensor
 from engine_server.core.heads.prompt_logprobs import PromptChunk
 from engine_server.core.logits.token_masks import TokenMasks
 from engine_server.core.scheduling.batch import Batch
+from engine_server.core.scheduling.rows import Rows
 from engine_server.core.scheduling.step_result import StepResult
 
 
@@ -37,8 +38,8 @@ class NoResults:
         return []
 
 
-class Head(Protocol):
-    """The computation of results from hidden states."""
+class Head(Rows, Protocol):
+    """The computation of results from hidden states, which keeps what it needs of running requests by row."""
 
     def launch(self, states: HiddenStates, masks: TokenMasks | None) -> Pending:
         """Launch the computation on the device without waiting for it.

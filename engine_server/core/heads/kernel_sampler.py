@@ -1,15 +1,12 @@
 """Sampling by Triton kernels, from parameters at fixed device addresses."""
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine_server.core.logits.batch_cache import BatchCache
-from engine_server.core.scheduling.batch import Batch, output_indexes
-from engine_server.core.scheduling.request import GenerationRequest, Request
+from engine_server.core.heads.row_parameters import Records
 from engine_server.modeling.graphs.step_graphs import StepGraphs, ladder
-from engine_server.modeling.kernels.sampling import PARAMETERS, WORDS, sample
+from engine_server.modeling.kernels.sampling import WORDS, sample
 from engine_server.modeling.platform.interface import Platform
 
 
@@ -21,15 +18,12 @@ class KernelSampler:
         self.parameters = torch.zeros(max_num_rows, WORDS.value, dtype=torch.int32, device=device)
         self._tokens = torch.zeros(max_num_rows, dtype=torch.int64, device=device)
         self._largest = torch.zeros(max_num_rows, dtype=torch.float32, device=device)
-        self._records = BatchCache(records)
         self._graphs: StepGraphs | None = None
 
-    def fill(self, sampling: Batch) -> None:
-        """Copy the parameters of a step's requests to the device."""
-        rows = self._records.get(sampling)
-        rows["index"] = output_indexes(sampling)
-        words = rows.view(np.int32).reshape(len(sampling), WORDS.value)
-        self.parameters[: len(sampling)].copy_(self._platform.to_device(words))
+    def fill(self, records: Records) -> None:
+        """Copy the PARAMETERS of a step's rows of logits to the device."""
+        words = records.view(np.int32).reshape(len(records), WORDS.value)
+        self.parameters[: len(records)].copy_(self._platform.to_device(words))
 
     def sample(self, logits: Tensor, captured: bool) -> tuple[Tensor, Tensor]:
         """Return a token for each row of `logits`, and a number that is finite only if its largest logit is, [n] each.
@@ -60,19 +54,3 @@ class KernelSampler:
     def release_graphs(self) -> None:
         """Free the memory of the graphs that `capture` recorded."""
         self._graphs = None
-
-
-def records(sampling: Batch) -> npt.NDArray[np.void]:
-    """Return the PARAMETERS of each part's request, [n]."""
-    return np.array([record(scheduled.request) for scheduled in sampling], PARAMETERS)
-
-
-def record(request: Request) -> tuple[float, ...]:
-    """Return the request's PARAMETERS, with the index of a first token."""
-    assert isinstance(request, GenerationRequest)
-    params = request.params
-    seed = (params.seed or 0) % (1 << 64)
-    if params.greedy:
-        return (0, 1, 1, 0, seed, request.choice_index, 0)
-    filters = (params.temperature, params.min_p, params.top_p, max(params.top_k, 0))
-    return (*filters, seed, request.choice_index, 0)

@@ -11,7 +11,7 @@ from engine_server.config import Activation, PoolingConfig
 from engine_server.core.heads.head import HiddenStates
 from engine_server.core.heads.sampler import to_host
 from engine_server.core.logits.token_masks import TokenMasks
-from engine_server.core.scheduling.request import PoolingRequest
+from engine_server.core.scheduling.request import PoolingRequest, Request
 from engine_server.core.scheduling.step_result import StepResult
 from engine_server.modeling.platform.interface import Platform
 from engine_server.requests.messages import RawTensor
@@ -78,6 +78,14 @@ class Pooler:
         self._model = model
         self._config = config
         self._platform = platform
+        # By row of the block table: the reduction of each computed chunk of the prompt.
+        self._chunks: dict[int, list[Tensor]] = {}
+
+    def open(self, row: int, request: Request) -> None:
+        self._chunks[row] = []
+
+    def close(self, row: int) -> None:
+        del self._chunks[row]
 
     @torch.inference_mode()
     def launch(self, states: HiddenStates, masks: TokenMasks | None) -> PendingVectors:
@@ -88,11 +96,10 @@ class Pooler:
             request = scheduled.request
             assert isinstance(request, PoolingRequest)
             reduction = REDUCTIONS["ALL" if request.params.task == "encode" else self._config.pooling]
-            if scheduled.start == 0:
-                request.chunks = []  # a preempted prompt is computed again
-            request.chunks.append(reduction.part(chunk))
+            computed = self._chunks[scheduled.row]
+            computed.append(reduction.part(chunk))
             if scheduled.samples:
-                pooled = reduction.whole(request.chunks, request.num_prompt)
+                pooled = reduction.whole(computed, request.num_prompt)
                 results.append(self._result(request.params, pooled))
         return PendingVectors(results, self._platform)
 

@@ -13,11 +13,11 @@ from engine_server.core.heads.draw import DrawParameters, draw
 from engine_server.core.heads.head import HiddenStates
 from engine_server.core.heads.logprobs import num_ranked, rank, token_logprobs
 from engine_server.core.heads.prompt_logprobs import PromptChunk
-from engine_server.core.logits.batch_cache import BatchCache
+from engine_server.core.heads.row_parameters import RowParameters
 from engine_server.core.logits.pipeline import LogitsPipeline
 from engine_server.core.logits.token_masks import TokenMasks
-from engine_server.core.scheduling.batch import Batch, output_indexes, sampled_part
-from engine_server.core.scheduling.request import GenerationRequest
+from engine_server.core.scheduling.batch import Batch, sampled_part
+from engine_server.core.scheduling.request import GenerationRequest, Request
 from engine_server.core.scheduling.step_result import StepResult
 from engine_server.modeling.device_time import DeviceTimer
 from engine_server.modeling.platform.interface import Platform
@@ -100,14 +100,21 @@ class Sampler:
         self._logprobs_mode = logprobs_mode
         self._platform = platform
         self._timer = timer
-        self._logprobs = BatchCache(num_logprobs)
-        # Of the latest step's requests that draw at random: the requests, their rows, and their parameters.
-        self._drawn: tuple[list[GenerationRequest], list[int], DrawParameters | None] = [], [], None
+        self._parameters = RowParameters(max_num_rows)
         self.kernels: KernelSampler | None = None
         if platform.samples_by_kernel:
             from engine_server.core.heads import kernel_sampler
 
             self.kernels = kernel_sampler.KernelSampler(max_num_rows, platform)
+
+    def open(self, row: int, request: Request) -> None:
+        assert isinstance(request, GenerationRequest)
+        self._parameters.open(row, request.params, request.choice_index)
+        self._pipeline.open(row, request)
+
+    def close(self, row: int) -> None:
+        self._parameters.close(row)
+        self._pipeline.close(row)
 
     @torch.inference_mode()
     def launch(self, states: HiddenStates, masks: TokenMasks | None) -> PendingTokens:
@@ -118,7 +125,8 @@ class Sampler:
             for number, (chunk, rows) in enumerate(zip(states.chunks, states.prompt_rows, strict=True))
         ]
         counts = {
-            row: num_ranked(count, logits.shape[1]) for row, count in self._logprobs.get(sampling).items()
+            row: num_ranked(count, logits.shape[1])
+            for row, count in self._parameters.logprobs(sampling).items()
         }
         rows = self._platform.to_device(list(counts)) if counts else None
         values = None if rows is None else self._values("raw", logits, rows, counts, sampling)
@@ -149,24 +157,32 @@ class Sampler:
         if self.kernels is None or self._logprobs_mode.startswith("processed"):
             chances.sort(-1)  # filters need no more
 
+    def likely_tokens(self, parts: Batch, logits: Tensor) -> list[int]:
+        """Return the token that each part would take from its logits [n, vocabulary], without processors.
+
+        It is drawn with the random number of the token that the part samples, so that equal logits give equal tokens at
+        any temperature.
+        """
+        tokens = logits.argmax(dim=-1)
+        if rows := self._parameters.drawn(parts):
+            tokens[rows] = draw(logits[rows].float(), self._draw_parameters(parts, rows, logits))
+        result: list[int] = tokens.tolist()
+        return result
+
     def _draw(self, logits: Tensor, sampling: Batch, captured: bool) -> tuple[Tensor, Tensor]:
         """Return a token for each row of `logits` [n, vocabulary], int64 [n], and its largest logit."""
         if self.kernels:
-            self.kernels.fill(sampling)
+            self.kernels.fill(self._parameters.records(sampling))
             return self.kernels.sample(logits, captured)
         largest, tokens = self._platform.likeliest(logits)
-        requests = [one.request for one in sampling if isinstance(one.request, GenerationRequest)]
-        if requests != self._drawn[0]:
-            rows = [row for row, request in enumerate(requests) if not request.params.greedy]
-            self._drawn = requests, rows, self._parameters([requests[row] for row in rows], logits)
-        _, rows, parameters = self._drawn
-        if parameters is not None:
-            indexes = output_indexes([sampling[row] for row in rows])
-            tokens[rows] = draw(logits[rows].float(), parameters, indexes)
+        if rows := self._parameters.drawn(sampling):
+            tokens[rows] = draw(logits[rows].float(), self._draw_parameters(sampling, rows, logits))
         return tokens, largest
 
-    def _parameters(self, requests: Sequence[GenerationRequest], logits: Tensor) -> DrawParameters | None:
-        return DrawParameters(requests, logits.shape[1], logits.device) if requests else None
+    def _draw_parameters(self, parts: Batch, drawn: Sequence[int], logits: Tensor) -> DrawParameters:
+        """Return the parameters of those parts that are drawn from logits [n, vocabulary]."""
+        records = self._parameters.records([parts[index] for index in drawn])
+        return DrawParameters(records, logits.shape[1], logits.device)
 
     def _values(
         self, stage: str, logits: Tensor, rows: Tensor, counts: Mapping[int, int], sampling: Batch
@@ -180,25 +196,12 @@ class Sampler:
             return None
         values = logits[rows].float()
         if stage == "processed":
-            requests = [sampling[row].request for row in counts]
-            drawn = [
-                (position, one)
-                for position, one in enumerate(requests)
-                if isinstance(one, GenerationRequest) and not one.params.greedy
-            ]
-            if parameters := self._parameters([request for _, request in drawn], logits):
-                positions = self._platform.to_device([position for position, _ in drawn])
+            parts = [sampling[row] for row in counts]
+            if drawn := self._parameters.drawn(parts):
+                positions = self._platform.to_device(drawn)
+                parameters = self._draw_parameters(parts, drawn, logits)
                 values[positions] = parameters.filter(values[positions])
         return values.log_softmax(dim=-1) if kind == "logprobs" else values
-
-
-def num_logprobs(sampling: Batch) -> dict[int, int]:
-    """Return the numbers of log-probabilities that requests asked for, by row."""
-    return {
-        row: scheduled.request.params.logprobs
-        for row, scheduled in enumerate(sampling)
-        if isinstance(scheduled.request, GenerationRequest) and scheduled.request.params.logprobs is not None
-    }
 
 
 def to_host(tensor: Tensor) -> Tensor:

@@ -18,17 +18,24 @@ class CustomProcessors:
     def __init__(self, processors: Mapping[str, CustomProcessor]) -> None:
         """`processors` by their import paths."""
         self._processors = processors
+        # By row of the block table: the paths that the request names.
+        self._named: dict[int, list[str]] = {}
 
     def applies_to(self, params: SamplingParams) -> bool:
         return bool(params.logits_processors)
+
+    def open(self, row: int, request: GenerationRequest) -> None:
+        self._named[row] = list(request.params.logits_processors or ())
+
+    def close(self, row: int) -> None:
+        del self._named[row]
 
     def apply(self, logits: Tensor, rows: list[Row]) -> dict[int, str]:
         errors = {}
         for index, scheduled in rows:
             request = scheduled.request
-            assert isinstance(request, GenerationRequest)
             row, token_ids = logits[index], request.token_ids[request.num_virtual : scheduled.end]
-            for path in request.params.logits_processors or ():
+            for path in self._named[scheduled.row]:
                 try:
                     row.copy_(self._processors[path](token_ids.copy(), row))
                 except Exception as error:

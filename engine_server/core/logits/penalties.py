@@ -27,21 +27,29 @@ class Penalties:
             max_num_seqs, max_model_len + 1, dtype=torch.int32, device=platform.device
         )
         self._counts = torch.empty(max_num_seqs, vocabulary, dtype=torch.int32, device=platform.device)
-        # By row: the request whose tokens are counted, and how many of them.
-        self._counted: dict[int, tuple[Request, int]] = {}
-        # The parameters of the latest step's requests: repetition, frequency and presence, [n, 1] each.
-        self._requests: list[Request] = []
-        self._parameters = torch.empty(3, 0, 1, device=platform.device)
+        # By row: repetition, frequency and presence.
+        self._rates = torch.empty(max_num_seqs, 3, device=platform.device)
+        # By row: how many of its request's tokens are counted.
+        self._counted = [0] * max_num_seqs
         # `_place` of each request's last row in the latest `apply`.
         self._places = torch.empty(3, 0, dtype=torch.int64, device=platform.device)
 
     @property
     def tensors(self) -> list[Tensor]:
         """The tables, which have a row for each request that can run."""
-        return [self._token_ids, self._counts]
+        return [self._token_ids, self._counts, self._rates]
 
     def applies_to(self, params: SamplingParams) -> bool:
         return params.penalises
+
+    def open(self, row: int, request: GenerationRequest) -> None:
+        params = request.params
+        rates = [params.repetition_penalty, params.frequency_penalty, params.presence_penalty]
+        self._rates[row] = self._platform.to_device(rates)
+        self._counted[row] = 0
+
+    def close(self, row: int) -> None:
+        """Do nothing: what was counted is counted again in the next row."""
 
     def apply(self, logits: Tensor, rows: list[Row]) -> dict[int, str]:
         first, *others = waves(rows)
@@ -58,7 +66,8 @@ class Penalties:
         self._token_ids.zero_()
         rows = torch.arange(min(len(logits), len(self._token_ids)), device=logits.device)
         longest = self._token_ids.shape[1] - 1
-        self._change(logits, torch.stack([rows, rows]), longest, logits.new_ones(3, len(rows), 1))
+        self._rates[rows] = 1.0
+        self._change(logits, torch.stack([rows, rows]), longest)
 
     def observe(self, tokens: Tensor) -> None:
         rows, kept, lengths = self._places
@@ -73,22 +82,21 @@ class Penalties:
     def _penalise(self, logits: Tensor, rows: list[Row]) -> Tensor:
         """Change one row of logits of each request, by the tokens before it; return the result of `_place`."""
         for _, scheduled in rows:
-            if self._counted.get(scheduled.row) != (scheduled.request, scheduled.end):
+            if self._counted[scheduled.row] != scheduled.end:
                 self._count_all(scheduled.row, scheduled.request, scheduled.end)
-            self._counted[scheduled.row] = scheduled.request, scheduled.end + 1
-        self._load_parameters([scheduled.request for _, scheduled in rows])
+            self._counted[scheduled.row] = scheduled.end + 1
         places = self._place(rows)
         longest = max(scheduled.end for _, scheduled in rows)
-        self._change(logits, places[:2], longest, self._parameters)
+        self._change(logits, places[:2], longest)
         return places
 
-    def _change(self, logits: Tensor, places: Tensor, longest: int, parameters: Tensor) -> None:
+    def _change(self, logits: Tensor, places: Tensor, longest: int) -> None:
         """Change rows of logits by the first `longest` tokens of rows of the tables.
 
-        places: int64 [2, n], the rows of the logits and of the tables; parameters: as in `_parameters`.
+        places: int64 [2, n], the rows of the logits and of the tables.
         """
         own, kept = places.unsqueeze(2)
-        repetition, frequency, presence = parameters
+        repetition, frequency, presence = self._rates[kept[:, 0]].T.unsqueeze(2)
         # A token that occurs twice in a request is written twice with the same value.
         tokens = self._token_ids[kept[:, 0], :longest]
         values, seen = logits[own, tokens], self._counts[kept, tokens]
@@ -105,9 +113,6 @@ class Penalties:
 
     def _count_all(self, row: int, request: Request, length: int) -> None:
         """Count the first `length` tokens of a request that is new in its row."""
-        # What was counted in an earlier row may have ended with drafts that were wrong.
-        for other in [other for other, (owner, _) in self._counted.items() if owner is request]:
-            del self._counted[other]
         own = request.token_ids[request.num_virtual : length]
         # A token of the prompt stands for virtual ones, which have no penalty.
         token_ids = self._platform.to_device(own[:1] * request.num_virtual + own)
@@ -117,13 +122,6 @@ class Penalties:
         counts[token_ids[: request.num_prompt]] = IN_PROMPT
         output = token_ids[request.num_prompt :]
         counts.index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
-
-    def _load_parameters(self, requests: list[Request]) -> None:
-        if requests == self._requests:
-            return
-        params = [request.params for request in requests if isinstance(request, GenerationRequest)]
-        values = [(p.repetition_penalty, p.frequency_penalty, p.presence_penalty) for p in params]
-        self._requests, self._parameters = requests, self._platform.to_device(values).T.unsqueeze(2)
 
 
 def waves(rows: list[Row]) -> list[list[Row]]:

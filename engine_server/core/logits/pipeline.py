@@ -4,9 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from engine_server.core.logits.batch_cache import BatchCache
 from engine_server.core.logits.processor import LogitsProcessor, Row
-from engine_server.core.logits.request_cache import RequestCache
 from engine_server.core.logits.token_masks import BlockedTokens, TokenMasks
 from engine_server.core.scheduling.batch import Batch
 from engine_server.core.scheduling.request import GenerationRequest
@@ -20,19 +18,38 @@ class LogitsPipeline:
         self._processors = processors
         self._platform = platform
         self._blocked = BlockedTokens(platform)
-        self._selected = RequestCache(self._select)
-        self._needed = BatchCache(self._select_rows)
+        # By row of the block table: the positions of the processors that its request needs.
+        self._needed: dict[int, list[int]] = {}
+
+    def open(self, row: int, request: GenerationRequest) -> None:
+        """Take what processors need of a request that gets a row of the block table."""
+        needed = [
+            position
+            for position, processor in enumerate(self._processors)
+            if processor.applies_to(request.params)
+        ]
+        for position in needed:
+            self._processors[position].open(row, request)
+        if needed:
+            self._needed[row] = needed
+
+    def close(self, row: int) -> None:
+        """Forget the request of a row."""
+        for position in self._needed.pop(row, ()):
+            self._processors[position].close(row)
 
     def rows(self, sampling: Batch) -> list[list[Row]]:
         """Return for each processor the rows that it has to change; [] if there are none at all.
 
         sampling: the requests that sample, in the order of the rows of logits.
         """
-        rows: list[list[Row]] = []
-        for index, position in self._needed.get(sampling):
-            rows = rows or [[] for _ in self._processors]
-            rows[position].append(Row(index, sampling[index]))
-        return rows
+        if not self._needed:
+            return []
+        rows: list[list[Row]] = [[] for _ in self._processors]
+        for index, part in enumerate(sampling):
+            for position in self._needed.get(part.row, ()):
+                rows[position].append(Row(index, part))
+        return rows if any(rows) else []
 
     def mask(self, logits: Tensor, masks: TokenMasks) -> dict[int, str]:
         """Mask logits [n, vocabulary] in place; return an error for each row that can't be sampled."""
@@ -61,19 +78,3 @@ class LogitsPipeline:
         for processor, own in zip(self._processors, rows, strict=False):
             if own:
                 processor.observe(tokens)
-
-    def _select_rows(self, sampling: Batch) -> list[tuple[int, int]]:
-        """Return each row that has to be changed, with the position of a processor that it needs."""
-        return [
-            (index, position)
-            for index, scheduled in enumerate(sampling)
-            for position in self._selected.get(scheduled)
-        ]
-
-    def _select(self, request: GenerationRequest) -> tuple[int, ...]:
-        """Return the positions of the processors that a request needs."""
-        return tuple(
-            position
-            for position, processor in enumerate(self._processors)
-            if processor.applies_to(request.params)
-        )

@@ -5,6 +5,7 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from engine_server.core.scheduling.batch import Scheduled
+from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.requests.sampling_params import SamplingParams
 
 
@@ -20,6 +21,12 @@ class LogitsProcessor(Protocol):
 
     def applies_to(self, params: SamplingParams) -> bool:
         """Return True if requests with these parameters need it."""
+
+    def open(self, row: int, request: GenerationRequest) -> None:
+        """Take what the processor needs of such a request, which gets a row of the block table."""
+
+    def close(self, row: int) -> None:
+        """Forget the request of a row that was opened."""
 
     def apply(self, logits: Tensor, rows: list[Row]) -> dict[int, str]:
         """Change float32 logits [n, vocabulary] in place; return an error for each row that can't be sampled."""

@@ -293,8 +293,6 @@ class PoolingRequest(Request):
     _: KW_ONLY
     # Index of the text of each token (token type), for a prompt of two texts.
     token_type_ids: list[int] | None = None
-    # The pooler's reduction of each computed chunk of the prompt.
-    chunks: list[Tensor] = field(default_factory=list)
 
     @property
     def last_result_launched(self) -> bool:

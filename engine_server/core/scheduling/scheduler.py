@@ -14,6 +14,7 @@ from engine_server.core.cache.block_table import BlockTable
 from engine_server.core.scheduling.batch import Batch, Scheduled, by_request, num_tokens, sampled_part
 from engine_server.core.scheduling.draft_counts import DraftCounts
 from engine_server.core.scheduling.request import UNKNOWN, GenerationRequest, Request
+from engine_server.core.scheduling.rows import Rows
 from engine_server.core.scheduling.scheduler_state import SchedulerState
 from engine_server.core.scheduling.step_result import StepResult
 from engine_server.core.scheduling.verification import verified_results
@@ -53,6 +54,7 @@ class Scheduler:
     rope_regime: returns the number that a request's keys depend on besides its tokens; when it changes, the keys are
         computed again.
     adapters: those that requests may name.
+    rows: opened and closed with the rows of the table.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Scheduler:
         erase: Callable[[list[list[int]]], None],
         rope_regime: Callable[[Request], int] | None = None,
         adapters: AdapterPools = NO_POOLS,
+        rows: Rows | None = None,
     ) -> None:
         self.config = config
         self.table = table
@@ -72,6 +75,7 @@ class Scheduler:
         self.erase = erase
         self.rope_regime = rope_regime
         self.adapters = adapters
+        self.rows = rows
         # Sorted by queue position.
         self.waiting: list[Request] = []
         self.running: list[Request] = []
@@ -327,6 +331,8 @@ class Scheduler:
         self.table.grow(row, cached, cached + count, total)
         self.waiting.remove(request)
         request.row, request.computed, request.confirmed = row, cached, cached
+        if self.rows is not None:
+            self.rows.open(row, request)
         self.running.append(request)
         self._order = None
         self.adapters.enter(request.adapters, first=request.scheduled is None)
@@ -481,6 +487,8 @@ class Scheduler:
         self._order = None
         self.adapters.leave(request.adapters)
         freed = self.table.close(request.row, computed)
+        if self.rows is not None:
+            self.rows.close(request.row)
         request.leave_row()
         return freed
 

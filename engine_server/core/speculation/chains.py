@@ -2,12 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
-from torch import Tensor
-
 from engine_server.core.cache.block_table import BlockTable
 from engine_server.core.executor import Executor
-from engine_server.core.heads.draw import DrawParameters, draw
-from engine_server.core.scheduling.batch import Batch, Scheduled, output_indexes, sampled_part
+from engine_server.core.scheduling.batch import Batch, Scheduled, sampled_part
 from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.core.speculation.cost_model import Floats, seconds_by_rows
 from engine_server.core.speculation.drafter import Drafter
@@ -51,12 +48,12 @@ def draft_chains(
     requests: Sequence[GenerationRequest],
     lengths: Sequence[int],
     batch: Batch,
-    logits: Callable[[Batch], Tensor],
+    likely_tokens: Callable[[Batch], list[int]],
 ) -> list[list[int]]:
     """Return drafts of each request, at most its length: the first from a step of `batch`, each later one from its own.
 
-    While they are drafted, drafts are tokens of their requests. logits: computes a step; it returns the logits
-    [n, vocabulary] of the parts that sample.
+    While they are drafted, drafts are tokens of their requests. likely_tokens: computes a step; it returns the token of
+    each part that samples.
     """
     known = [len(request.token_ids) for request in requests]
     ends = {
@@ -65,8 +62,7 @@ def draft_chains(
     try:
         while batch:
             sampled = sampled_part(batch)
-            tokens = likely_tokens(sampled, logits(batch))
-            for scheduled, token in zip(sampled, tokens, strict=True):
+            for scheduled, token in zip(sampled, likely_tokens(batch), strict=True):
                 scheduled.request.token_ids.append(token)
             batch = [
                 Scheduled(one.request, one.row, one.end, 1, samples=True)
@@ -77,27 +73,3 @@ def draft_chains(
     finally:
         for request, count in zip(requests, known, strict=True):
             del request.token_ids[count:]
-
-
-def likely_tokens(parts: Batch, logits: Tensor) -> list[int]:
-    """Return the token that each part's request would take from its logits [n, vocabulary].
-
-    It is drawn with the same random number as the target's, so that equal logits give equal tokens at any temperature.
-    """
-    tokens = logits.argmax(dim=-1)
-    rows = [
-        row
-        for row, scheduled in enumerate(parts)
-        if isinstance(scheduled.request, GenerationRequest) and not scheduled.request.params.greedy
-    ]
-    if rows:
-        tokens[rows] = drawn([parts[row] for row in rows], logits[rows])
-    result: list[int] = tokens.tolist()
-    return result
-
-
-def drawn(parts: Batch, logits: Tensor) -> Tensor:
-    """Return the tokens, int64 [n], that the parts' requests would draw from logits [n, vocabulary]."""
-    requests = [one.request for one in parts if isinstance(one.request, GenerationRequest)]
-    parameters = DrawParameters(requests, logits.shape[1], logits.device)
-    return draw(logits.float(), parameters, output_indexes(parts))

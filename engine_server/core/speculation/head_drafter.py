@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
-from torch import Tensor
 
 from engine_server.core.executor import Executor
 from engine_server.core.scheduling.batch import Batch, Scheduled, by_request, num_tokens, sampled_part
@@ -38,11 +37,11 @@ class HeadDrafter(ChainDrafter):
     def follow(self, requests: Sequence[Request]) -> None:
         batch = [msgspec.structs.replace(part, samples=False) for part in self._latest(requests)]
         if batch:
-            self._logits(batch)
+            self._tokens(batch)
 
     def draft(self, requests: Sequence[GenerationRequest], lengths: Sequence[int]) -> list[list[int]]:
         batch = [self._found[request.row] for request in self._with_room(requests, lengths)]
-        return draft_chains(requests, lengths, batch, self._logits)
+        return draft_chains(requests, lengths, batch, self._tokens)
 
     def _latest(self, requests: Sequence[Request]) -> Batch:
         """Return the tokens of each request whose hidden states before them the target's latest step has computed.
@@ -61,8 +60,8 @@ class HeadDrafter(ChainDrafter):
             first += num_tokens(parts)
         return batch
 
-    def _logits(self, batch: Batch) -> Tensor:
-        """Compute a step of the head; return the logits [n, vocabulary] of the parts that sample."""
+    def _tokens(self, batch: Batch) -> list[int]:
+        """Compute a step of the head; return the token of each part that samples."""
         sources = [self._sources[part.row] + np.arange(part.num_tokens) for part in batch]
         self._sources = {part.row: index for index, part in enumerate(sampled_part(batch))}
-        return self._executor.draft_logits(batch, np.concatenate(sources))
+        return self._executor.draft_tokens(batch, np.concatenate(sources))

@@ -53,7 +53,7 @@ class ModelDrafter(ChainDrafter):
 
     def draft(self, requests: Sequence[GenerationRequest], lengths: Sequence[int]) -> list[list[int]]:
         chosen = self._with_room(requests, lengths)
-        drafts = draft_chains(requests, lengths, self._catch_up(chosen), self._executor.draft_logits)
+        drafts = draft_chains(requests, lengths, self._catch_up(chosen), self._executor.draft_tokens)
         by_row = {request.row: own for request, own in zip(requests, drafts, strict=True)}
         for request in chosen:
             assert request.row is not None

@@ -7,15 +7,13 @@ selection, some bits of the floats' ordered patterns at a time (Alabi et al. 201
 graphics processing units"). The order of sums depends on the row alone, so tokens are independent of other rows.
 """
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-# Parameters of a row. Temperature 0 is greedy and needs min_p 1; top_k 0 is all; index is the token's in the output.
-PARAMETERS = np.dtype("f4, f4, f4, i4, u8, u4, u4")
-PARAMETERS.names = ("temperature", "min_p", "top_p", "top_k", "seed", "child", "index")
+from engine_server.modeling.kernels.sampling_parameters import PARAMETERS
+
 WORDS = tl.constexpr(PARAMETERS.itemsize // 4)
 GROUP = tl.constexpr(32)  # tokens
 SURVEYED = 128  # groups per program
@@ -28,7 +26,7 @@ def sample(logits: Tensor, parameters: Tensor) -> tuple[Tensor, Tensor]:
     """Return a token for each row, int64 [n], and the largest logit over temperature, float32 [n]: NaN for a NaN.
 
     logits: [n, vocabulary] of any float type, of unit stride in the last; parameters: int32 [n or more, WORDS], rows
-    of PARAMETERS. The token is the first whose cumulative probability exceeds the uniform number of (seed, child,
+    of PARAMETERS. The token is the first whose cumulative probability exceeds the uniform number of (seed, choice,
     index); all tokens that tie at a threshold are kept, and the first of the likeliest is the greedy token.
     """
     rows, vocabulary = logits.shape
@@ -197,8 +195,8 @@ def _pick(weights, target, SIZE: tl.constexpr):
 
 @triton.jit
 def _uniform(parameters):
-    """Return a number in [0, 1): Philox4x32-10 (Salmon et al., SC '11) of key `seed` and counter (child, index)."""
+    """Return a number in [0, 1): Philox4x32-10 (Salmon et al., SC '11) of key `seed` and counter (choice, index)."""
     seed, counter = parameters + 4, parameters + 6
-    child, zero = tl.load(counter), tl.load(counter) * 0
-    word, _, _, _ = tl.philox_impl(child, tl.load(counter + 1), zero, zero, tl.load(seed), tl.load(seed + 1))
+    choice, zero = tl.load(counter), tl.load(counter) * 0
+    word, _, _, _ = tl.philox_impl(choice, tl.load(counter + 1), zero, zero, tl.load(seed), tl.load(seed + 1))
     return (word >> 8).to(tl.float32) * (1.0 / (1 << 24))
