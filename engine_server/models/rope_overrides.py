@@ -27,7 +27,7 @@ def override_ropes(config: PretrainedConfig, overrides: Mapping[str, Any]) -> No
     ropes: dict[str, Any] = dict(getattr(text, "rope_parameters", None) or {})
     if not ropes:
         raise ValueError(f"hf_overrides has {', '.join(overrides)}, and {type(text).__name__} has no rope")
-    types = text.nested_rope_parameter_keys(ropes)
+    types = layer_types_of_ropes(text, ropes)
     for name, value in overrides.items():
         changes = _parameters(name, value)
         if not types:
@@ -45,6 +45,15 @@ def override_ropes(config: PretrainedConfig, overrides: Mapping[str, Any]) -> No
         text.validate_rope()
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"hf_overrides makes a rope that transformers refuses: {error}") from error
+
+
+def layer_types_of_ropes(config: PretrainedConfig, ropes: Mapping[str, Any]) -> list[str]:
+    """Return the types of layers for which rope parameters hold a rope each, or none if they are those of one rope.
+
+    It is what PretrainedConfig.nested_rope_parameter_keys returns, which transformers has from 5.18 on.
+    """
+    labels = getattr(config, "_rope_type_labels", None) or getattr(config, "layer_types", None) or ()
+    return [name for name in ropes if name in labels]
 
 
 def _parameters(name: str, value: Any) -> dict[str, Any]:

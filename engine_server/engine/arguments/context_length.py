@@ -4,6 +4,8 @@ import copy
 import math
 from typing import Any, NamedTuple
 
+from engine_server.models.rope_overrides import layer_types_of_ropes
+
 # The context of a model whose config names no limit.
 DEFAULT_CONTEXT = 2048
 # How the types of layers begin that see a part of the context alone, so that their ropes don't limit it.
@@ -76,7 +78,7 @@ def _ropes(config: Any) -> list[dict[str, Any]]:
     # What a rope does when it is built: an original length outside of the parameters replaces that within them.
     config.standardize_rope_params()
     by_type = config.rope_parameters
-    types = config.nested_rope_parameter_keys(by_type)
+    types = layer_types_of_ropes(config, by_type)
     if not types:
         return [by_type]
     whole = [each for each in types if not each.startswith(WITHIN_WINDOWS)]

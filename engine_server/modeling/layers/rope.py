@@ -76,6 +76,8 @@ class SequenceRope(nn.Module):
                 (1, 1), length - 1
             )  # the rope chooses its factors by the longest position
             setattr(self.rope, cached, 0)  # drop a dynamic rope's cache for a longer sequence
+            # Before 5.21 transformers fails when it finds the long factors of a rope with a type for each layer.
+            vars(self.rope).pop(f"{self.kind}_long_inv_freq", None)
             rotations = self.rope(x, torch.cat([position_ids * own, last], 1), *kinds)
             cos, sin = (
                 torch.where(own[:, None], new[:, :-1], old)
