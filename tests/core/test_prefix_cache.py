@@ -2,11 +2,13 @@
 
 import hashlib
 import struct
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from engine_server import EngineArgs, LLMEngine, SamplingParams
+from engine_server import EngineArgs, LLMEngine, LoRARequest, SamplingParams
+from engine_server.core.adapters.adapter import Adapter, RequestAdapters
 from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.telemetry.loggers import PrometheusStatLogger
 
@@ -114,3 +116,26 @@ def test_block_hashes_are_equal_in_every_process() -> None:
     request.hash_blocks(2, 2)
     first = hashlib.sha256(root + struct.pack("<2I", 1, 2)).digest()
     assert request.hashes == [first, hashlib.sha256(first + struct.pack("<2I", 70000, 4)).digest()]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, "ed1b517b2098e4e9da8f53f1f4a6e7fbd9d4b15e9e538700b924f0689a11ecf7"),
+        ({"cache_salt": "salt"}, "f1ff4b428cae2d2e1cb8e93cf6488381a73c849631f93538659cf56f54a352af"),
+        (
+            {"cache_salt": "salt", "cache_scope": "scope"},
+            "01095ed9480d169df35e8dc36535be767112f358d3e7d3f7bd129d06d2eb28db",
+        ),
+        ({"rope_regime": 1}, "25c07ae8296d45d8a49f3156e735e63645654b7105d479d805724fb4fa68dfc1"),
+        (
+            {"adapters": RequestAdapters(Adapter(LoRARequest("lora", 1, "/lora"), digest="abc"))},
+            "764d3ff7ec12d223cff6bbd1fe16bf59f86353a7d2ce344e81e6691024b81ccb",
+        ),
+    ],
+    ids=["plain", "salt", "scope", "rope regime", "LoRA"],
+)
+def test_block_hashes_of_tokens_are_those_of_earlier_releases(fields: dict[str, Any], expected: str) -> None:
+    request = GenerationRequest("x", [1, 2, 70000, 4, 5], 5, SamplingParams(), 1, **fields)
+    request.hash_blocks(2, 2)
+    assert request.hashes[-1].hex() == expected
