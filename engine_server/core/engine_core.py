@@ -23,8 +23,9 @@ from engine_server.core.operations import Operations
 from engine_server.core.scheduling.batch import Batch, has_drafts, num_tokens
 from engine_server.core.scheduling.request import GenerationRequest, Request
 from engine_server.core.scheduling.scheduler import Scheduler
+from engine_server.core.span import Span
 from engine_server.core.speculation.speculator import make_speculator
-from engine_server.modeling.adapters.prompt_folder import PromptAdapter, read_prompt_adapter
+from engine_server.modeling.adapters.prompt_folder import read_prompt_adapter
 from engine_server.modeling.progress import ProgressClock
 from engine_server.requests.adapters import PromptAdapterRequest
 from engine_server.requests.messages import (
@@ -294,8 +295,9 @@ def adapter_pools(config: EngineConfig, executor: Executor) -> AdapterPools:
         limit = prompt.max_prompt_adapters
         size = executor.runner.model.get_input_embeddings().embedding_dim
 
-        def read(named: PromptAdapterRequest) -> PromptAdapter:
-            return read_prompt_adapter(Path(named.path), named.prompt_adapter_num_virtual_tokens, size)
+        def read(named: PromptAdapterRequest) -> Span:
+            adapter = read_prompt_adapter(Path(named.path), named.prompt_adapter_num_virtual_tokens, size)
+            return Span(0, adapter.embeddings, adapter.digest)
 
         # Their embeddings are sent with a step's inputs, and need no place on the device.
         prompts = AdapterPool(limit, limit, read, lambda slot, adapter: None)

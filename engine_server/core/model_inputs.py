@@ -66,7 +66,7 @@ def model_inputs(batch: Batch, table: BlockTable, stretched: bool) -> tuple[Mode
         sampling,
         [chunk.rows for chunk in chunks],
         token_types(batch) if prompts else [],
-        [(part.first + place, own) for part in prompts for place, own in prompt_embeds(part.scheduled)],
+        [(part.first + place, own) for part in prompts for place, own in embeddings(part.scheduled)],
         table.take_changes(),
     )
     return inputs, chunks
@@ -95,16 +95,12 @@ def token_types(batch: Batch) -> list[int]:
     return types
 
 
-def prompt_embeds(scheduled: Scheduled) -> Iterator[tuple[int, Tensor]]:
-    """Yield embeddings of prompt tokens in a request's part of a step, each with the index of the first in the part."""
-    request, start, end = scheduled.request, scheduled.start, scheduled.end
-    num_virtual = request.num_virtual
-    if start < num_virtual:
-        assert request.adapters.prompt is not None and request.adapters.prompt.content is not None
-        yield 0, request.adapters.prompt.content.embeddings[start:end]
-    if request.prompt_embeds is not None and end > num_virtual:
-        first = max(start, num_virtual)
-        yield first - start, request.prompt_embeds[first - num_virtual : end - num_virtual]
+def embeddings(scheduled: Scheduled) -> Iterator[tuple[int, Tensor]]:
+    """Yield the rows of spans in a request's part of a step, each with the index in the part of the first row."""
+    for span in scheduled.request.spans:
+        if span.overlaps(scheduled.start, scheduled.end):
+            first = max(span.start, scheduled.start)
+            yield first - scheduled.start, span.rows[first - span.start : scheduled.end - span.start]
 
 
 def flatten(batch: Batch, table: BlockTable, stretched: bool, shift: int = 0) -> StepInputs:

@@ -14,8 +14,8 @@ from engine_server.core.adapters.adapter_pool import AdapterPool
 from engine_server.core.adapters.adapter_pools import AdapterPools, AnyPool
 from engine_server.core.executor import Executor
 from engine_server.core.scheduling.scheduler import Scheduler
+from engine_server.core.span import Span
 from engine_server.modeling.adapters.peft_folder import AdapterError, LowRankAdapter
-from engine_server.modeling.adapters.prompt_folder import PromptAdapter
 from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
 from engine_server.requests.messages import Call, CallResult
 
@@ -142,7 +142,7 @@ class Operations:
         return self._adapters.lora
 
     @property
-    def _prompt_adapters(self) -> AdapterPool[PromptAdapterRequest, PromptAdapter]:
+    def _prompt_adapters(self) -> AdapterPool[PromptAdapterRequest, Span]:
         if self._adapters.prompt is None:
             raise ValueError("the engine was started without enable_prompt_adapter")
         return self._adapters.prompt

@@ -50,6 +50,17 @@ class RawTensor(msgspec.Struct, array_like=True):
 # front end -> core
 
 
+class RawSpan(msgspec.Struct, array_like=True):
+    """Embeddings in place of those of consecutive tokens of a prompt."""
+
+    # Index of the first of the tokens in `prompt_token_ids`.
+    start: int
+    # [tokens, hidden].
+    rows: RawTensor
+    # Identifies dtype, shape and content of the rows.
+    digest: str
+
+
 class AddRequest(Message):
     """A checked prompt, and a request for each of its completions. `params.seed` is set."""
 
@@ -73,8 +84,8 @@ class AddRequest(Message):
     pooling: PoolingParams | None = None
     # Index of the text of each token, for a prompt of two texts.
     token_type_ids: list[int] | None = None
-    # [tokens, hidden], in place of the prompt's tokens.
-    prompt_embeds: RawTensor | None = None
+    # Embeddings in place of those of its tokens, in order.
+    spans: list[RawSpan] = []
     lora: LoRARequest | None = None
     # Its virtual tokens come before `prompt_token_ids`.
     prompt_adapter: PromptAdapterRequest | None = None

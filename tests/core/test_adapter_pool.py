@@ -20,8 +20,8 @@ from engine_server.core.scheduling.batch import sampled_part
 from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.core.scheduling.scheduler import Scheduler
 from engine_server.core.scheduling.step_result import StepResult
+from engine_server.core.span import Span
 from engine_server.modeling.adapters.peft_folder import LowRankAdapter
-from engine_server.modeling.adapters.prompt_folder import PromptAdapter
 from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
 from engine_server.requests.sampling_params import SamplingParams
 
@@ -225,10 +225,10 @@ def test_every_request_ends_whatever_adapters_of_both_kinds_it_names(
     pytest.fail("a request waits forever")
 
 
-def prompt_pool(count: int) -> AdapterPool[PromptAdapterRequest, PromptAdapter]:
+def prompt_pool(count: int) -> AdapterPool[PromptAdapterRequest, Span]:
     """Return a pool whose contents have the paths as their digests."""
     return AdapterPool(
-        count, count, lambda named: PromptAdapter(named.path, torch.zeros(0)), lambda slot, adapter: None
+        count, count, lambda named: Span(0, torch.zeros(4, 1), named.path), lambda slot, adapter: None
     )
 
 

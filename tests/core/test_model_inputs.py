@@ -14,6 +14,7 @@ from engine_server.core.scheduling.batch import Batch, sampled_part
 from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.core.scheduling.scheduler import Scheduler
 from engine_server.core.scheduling.step_result import StepResult
+from engine_server.core.span import Span
 from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.modeling.staging import Staging
 from engine_server.requests.sampling_params import SamplingParams
@@ -79,7 +80,7 @@ def test_only_prefill_of_a_prompt_embeds_request_is_eager() -> None:
     config = SchedulerConfig(max_num_batched_tokens=8, max_num_seqs=4, enable_chunked_prefill=True)
     scheduler = Scheduler(config, table, [], False, lambda block_ids: None)
     embedded = GenerationRequest("embedded", [0] * 12, 12, SamplingParams(), 6)
-    embedded.prompt_embeds = torch.arange(24.0).view(12, 2)
+    embedded.prompt_spans = [Span(0, torch.arange(24.0).view(12, 2), "digest")]
     scheduler.add(embedded)
     add(scheduler, "tokens", 1)
     steps = []
@@ -96,7 +97,7 @@ def test_recomputed_prompt_embeds_end_where_the_output_begins() -> None:
     config = SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=4, enable_chunked_prefill=True)
     scheduler = Scheduler(config, table, [], False, lambda block_ids: None)
     embedded = GenerationRequest("embedded", [0] * 12, 12, SamplingParams(), 6)
-    embedded.prompt_embeds = torch.arange(24.0).view(12, 2)
+    embedded.prompt_spans = [Span(0, torch.arange(24.0).view(12, 2), "digest")]
     scheduler.add(embedded)
     finish(scheduler, scheduler.schedule())
     scheduler.preempt_all()

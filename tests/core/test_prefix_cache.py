@@ -5,6 +5,7 @@ import struct
 from typing import Any
 
 import pytest
+import torch
 from prometheus_client import CollectorRegistry
 
 from engine_server import EngineArgs, LLMEngine, LoRARequest, SamplingParams
@@ -20,7 +21,7 @@ def tiny(tiny_llama) -> LLMEngine:
     return LLMEngine.from_engine_args(
         EngineArgs(
             model=str(tiny_llama), dtype="float32", skip_tokenizer_init=True, num_gpu_blocks_override=40,
-            max_num_seqs=8, disable_log_stats=True,
+            max_num_seqs=8, disable_log_stats=True, enable_prompt_embeds=True,
         )
     )  # fmt: skip
 
@@ -74,6 +75,17 @@ def test_prompts_with_different_salts_share_no_blocks(tiny, finish, tiny_params)
         tiny.add_request("x", {"prompt_token_ids": PROMPT, "cache_salt": 7}, params)
 
 
+def test_prompts_of_equal_embeddings_share_blocks_and_others_do_not(tiny, finish, tiny_params) -> None:
+    rows = torch.randn(70, 32, generator=torch.Generator().manual_seed(0))
+    other = rows.clone()
+    other[-1, -1] += 1
+    prompts = [{"prompt_embeds": rows}, {"prompt_token_ids": [0] * 70}, {"prompt_embeds": other}]
+    prompts += [{"prompt_embeds": rows.double()}, {"prompt_embeds": rows, "cache_salt": "mine"}]
+    params = tiny_params(temperature=0, max_tokens=1)
+    cached = [generate(tiny, finish, params, [], **prompt)[0].num_cached_tokens for prompt in prompts * 2]
+    assert cached == [0] * 5 + [64] * 5
+
+
 def test_scopes_and_salts_divide_the_cache_further() -> None:
     def hashes(scope: str | None, salt: str | None) -> tuple[bytes, ...]:
         request = GenerationRequest(
@@ -109,9 +121,7 @@ def test_nothing_is_cached_when_prefix_caching_is_off(tiny_llama, finish, tiny_p
 
 def test_block_hashes_are_equal_in_every_process() -> None:
     tokens = [1, 2, 70000, 4]
-    root = hashlib.sha256(
-        b"\x93\xa4salt\x00\xc0"
-    ).digest()  # in msgpack: the salt, rope regime 0, no embeddings
+    root = hashlib.sha256(b"\x93\xa4salt\x00\xc0").digest()  # in msgpack: the salt, rope regime 0, None
     request = GenerationRequest("x", tokens, 4, SamplingParams(), 1, cache_salt="salt")
     request.hash_blocks(2, 2)
     first = hashlib.sha256(root + struct.pack("<2I", 1, 2)).digest()

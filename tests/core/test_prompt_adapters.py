@@ -177,9 +177,14 @@ def test_one_adapter_in_memory_serves_requests_in_turn(tuned: Tuned, finish) -> 
 
 
 def one(
-    engine: LLMEngine, finish: Callable[..., Any], prompt: list[int], sampling: SamplingParams, **named: Any
+    engine: LLMEngine,
+    finish: Callable[..., Any],
+    prompt: list[int] | torch.Tensor,
+    sampling: SamplingParams,
+    **named: Any,
 ) -> Any:
-    engine.add_request("one", {"prompt_token_ids": prompt}, sampling, **named)
+    kind = "prompt_token_ids" if isinstance(prompt, list) else "prompt_embeds"
+    engine.add_request("one", {kind: prompt}, sampling, **named)
     return finish(engine)["one"]
 
 
@@ -208,11 +213,11 @@ def test_prompt_adapters_that_no_request_names_add_no_operation_to_steps(tuned: 
 
 def test_adapter_is_cached_as_a_prefix_under_its_content(tuned: Tuned, tmp_path: Path, finish) -> None:
     counts = Counts()
-    engine = start(tuned, counts, block_size=4)
+    engine = start(tuned, counts, block_size=4, enable_prompt_embeds=True)
     adapter = tuned.prompts["block"]
     copied = PromptAdapterRequest("copy", 9, str(shutil.copytree(adapter.path, tmp_path / "copy")), 16)
 
-    def cached(prompt: list[int], **named: Any) -> tuple[int, int]:
+    def cached(prompt: list[int] | torch.Tensor, **named: Any) -> tuple[int, int]:
         """Return the cached tokens of the prompt, and those with the virtual ones."""
         before = counts.hits
         return one(engine, finish, prompt, params(), **named).num_cached_tokens, counts.hits - before
@@ -222,6 +227,9 @@ def test_adapter_is_cached_as_a_prefix_under_its_content(tuned: Tuned, tmp_path:
     assert cached(prompt, prompt_adapter_request=adapter) == (4, 20)
     assert cached(prompt, prompt_adapter_request=copied) == (4, 20)
     assert cached([9, 9], prompt_adapter_request=adapter) == (0, 16)
+    assert cached(torch.ones(5, 32), prompt_adapter_request=adapter) == (0, 16)
+    assert cached(torch.ones(5, 32), prompt_adapter_request=adapter) == (4, 20)
+    assert cached(torch.ones(5, 32)) == (0, 0)
     assert cached(prompt) == (0, 0)
     assert cached(prompt, prompt_adapter_request=adapter, lora_request=tuned.lora) == (0, 0)
     assert cached(prompt, prompt_adapter_request=tuned.prompts["long"]) == (0, 0)

@@ -419,9 +419,9 @@ def test_refused_prompt_is_not_looked_up_again_before_it_may_fit(chunked: bool, 
 def test_choices_of_one_prompt_hash_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
     hashed = []
 
-    def counted(parent: bytes, token_ids: list[int]) -> bytes:
+    def counted(parent: bytes, token_ids: list[int], spans: list[tuple[str, int]]) -> bytes:
         hashed.append(token_ids)
-        return block_hash(parent, token_ids)
+        return block_hash(parent, token_ids, spans)
 
     monkeypatch.setattr("engine_server.core.scheduling.request.block_hash", counted)
     scheduler = make(num_blocks=40, budget=64, seats=5)

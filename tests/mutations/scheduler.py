@@ -31,6 +31,20 @@ FAULTS = (
         "request.prompt_hashes = []",
         SCHEDULER_TESTS,
     ),
+    Fault(
+        "blocks of tokens with other embeddings are shared",
+        REQUEST,
+        "block_hash(parent, self.token_ids[start:end], embedded)",
+        "block_hash(parent, self.token_ids[start:end], [])",
+        ("tests/core/scheduling/test_block_hashes.py",),
+    ),
+    Fault(
+        "a prompt with embeddings shares no blocks of the text before them",
+        REQUEST,
+        "(salt, self.rope_regime, None, *digests)",
+        "(salt, self.rope_regime, None, *digests, *[span.digest for span in self.spans])",
+        ("tests/core/scheduling/test_block_hashes.py",),
+    ),
     # Overlap steps of engines with drafts while no drafts are wanted
     Fault(
         "a request that was preempted while drafts were verified has a negative number of computed tokens",

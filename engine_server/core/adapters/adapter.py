@@ -4,12 +4,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
+from engine_server.core.span import Span
 from engine_server.modeling.adapters.peft_folder import LowRankAdapter
-from engine_server.modeling.adapters.prompt_folder import PromptAdapter
 from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
 
 R = TypeVar("R", LoRARequest, PromptAdapterRequest)
-C = TypeVar("C", LowRankAdapter, PromptAdapter)
+C = TypeVar("C", LowRankAdapter, Span)
 
 
 @dataclass(eq=False, slots=True)
@@ -62,7 +62,7 @@ class RequestAdapters(NamedTuple):
     """The adapters of a request, of each kind one at most."""
 
     lora: Adapter[LoRARequest, LowRankAdapter] | None = None
-    prompt: Adapter[PromptAdapterRequest, PromptAdapter] | None = None
+    prompt: Adapter[PromptAdapterRequest, Span] | None = None
 
     @property
     def settled(self) -> bool:
@@ -78,11 +78,6 @@ class RequestAdapters(NamedTuple):
     def slot(self) -> int:
         """The slot of a running request's LoRA adapter; -1 for none."""
         return -1 if self.lora is None or self.lora.slot is None else self.lora.slot
-
-    @property
-    def digests(self) -> list[str | None]:
-        """The digests of the contents, which identify their kinds too."""
-        return [adapter.digest for adapter in self if adapter is not None]
 
 
 NO_ADAPTERS = RequestAdapters()

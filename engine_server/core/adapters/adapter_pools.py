@@ -6,8 +6,8 @@ from typing import Any
 
 from engine_server.core.adapters.adapter import Adapter, RequestAdapters
 from engine_server.core.adapters.adapter_pool import AdapterPool
+from engine_server.core.span import Span
 from engine_server.modeling.adapters.peft_folder import LowRankAdapter
-from engine_server.modeling.adapters.prompt_folder import PromptAdapter
 from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
 
 AnyPool = AdapterPool[Any, Any]
@@ -18,7 +18,7 @@ class AdapterPools:
     """A pool of each kind, of which a request may need none, one or both. None: requests name no such adapters."""
 
     lora: AdapterPool[LoRARequest, LowRankAdapter] | None = None
-    prompt: AdapterPool[PromptAdapterRequest, PromptAdapter] | None = None
+    prompt: AdapterPool[PromptAdapterRequest, Span] | None = None
 
     def __bool__(self) -> bool:
         """Return True if requests may name adapters."""

@@ -14,7 +14,8 @@ from engine_server.core.draft_state.draft_cache import DraftCache
 from engine_server.core.draft_state.draft_history import DraftHistory
 from engine_server.core.draft_state.ngram_index import NgramIndex
 from engine_server.core.scheduling.step_result import StepResult
-from engine_server.requests.messages import AddRequest, RawTensor, RequestStep, TokenLogprobsArray
+from engine_server.core.span import Span
+from engine_server.requests.messages import AddRequest, RequestStep, TokenLogprobsArray
 from engine_server.requests.pooling_params import PoolingParams
 from engine_server.requests.sampling_params import SamplingParams
 from engine_server.structured.matcher import Matcher
@@ -69,8 +70,8 @@ class Request(ABC):
     num_cached: int = 0
     # Number of steps with this request that ran out of memory.
     num_retries: int = 0
-    # [prompt tokens, hidden], in place of the prompt's embeddings.
-    prompt_embeds: Tensor | None = None
+    # Embeddings in place of those of the prompt's tokens, in order; shared by the choices of one prompt.
+    prompt_spans: Sequence[Span] = ()
     # The adapters that the request names.
     adapters: RequestAdapters = NO_ADAPTERS
     # Number of virtual tokens before the prompt.
@@ -83,10 +84,11 @@ class Request(ABC):
     @classmethod
     def from_message(cls, message: AddRequest) -> "list[Request]":
         """Build the requests of a front end's message. They share the hashes of the prompt's blocks."""
-        embeds = message.prompt_embeds.tensor() if message.prompt_embeds else None
         requests = [cls._choice(message, index) for index in range(len(message.request_ids))]
+        virtual = requests[0].num_virtual
+        spans = [Span(virtual + span.start, span.rows.tensor(), span.digest) for span in message.spans]
         for request in requests:
-            request.prompt_embeds = embeds
+            request.prompt_spans = spans
             request.prompt_hashes = requests[0].prompt_hashes
         return requests
 
@@ -150,6 +152,15 @@ class Request(ABC):
         return self.adapters.settled
 
     @property
+    def spans(self) -> Sequence[Span]:
+        """The embeddings in place of those of its tokens, in order. Its prompt adapter must be in memory."""
+        if self.adapters.prompt is None:
+            return self.prompt_spans
+        virtual = self.adapters.prompt.content
+        assert virtual is not None
+        return [virtual, *self.prompt_spans]
+
+    @property
     def reads_prefix_cache(self) -> bool:
         """True if cached blocks may replace the computation of the prompt's beginning."""
         return True
@@ -177,12 +188,13 @@ class Request(ABC):
     def hash_blocks(self, count: int, block_size: int) -> None:
         """Extend `hashes` to at least `count` blocks. Each block of a prompt is hashed once for all its choices."""
         self.hashes += self.prompt_hashes[len(self.hashes) : count]
+        spans = self.spans
         for index in range(len(self.hashes), count):
+            start, end = index * block_size, (index + 1) * block_size
             parent = self.hashes[-1] if index else self._root()
-            self.hashes.append(
-                block_hash(parent, self.token_ids[index * block_size : (index + 1) * block_size])
-            )
-            if (index + 1) * block_size <= self.num_prompt:
+            embedded = [(span.digest, span.start - start) for span in spans if span.overlaps(start, end)]
+            self.hashes.append(block_hash(parent, self.token_ids[start:end], embedded))
+            if end <= self.num_prompt:
                 self.prompt_hashes.append(self.hashes[index])
 
     def forget_hashes(self) -> None:
@@ -190,10 +202,10 @@ class Request(ABC):
         self.hashes, self.prompt_hashes = [], []
 
     def _root(self) -> bytes:
-        """Hash everything but the tokens that must be equal for two requests to share blocks."""
-        embeds = None if self.prompt_embeds is None else RawTensor.of(self.prompt_embeds)
+        """Hash everything but tokens and spans that must be equal for two requests to share blocks."""
         salt = self.cache_salt if self.cache_scope is None else (self.cache_scope, self.cache_salt)
-        known = (salt, self.rope_regime, embeds, *self.adapters.digests)
+        digests = [] if self.adapters.lora is None else [self.adapters.lora.digest]
+        known = (salt, self.rope_regime, None, *digests)  # the None keeps the hashes of earlier releases
         return hashlib.sha256(msgspec.msgpack.encode(known)).digest()
 
 
@@ -311,6 +323,10 @@ class PoolingRequest(Request):
         )
 
 
-def block_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """Hash a block's tokens and, through `parent`, all tokens before them. The hash is the same in every process."""
-    return hashlib.sha256(parent + struct.pack(f"<{len(token_ids)}I", *token_ids)).digest()
+def block_hash(parent: bytes, token_ids: Sequence[int], spans: Sequence[tuple[str, int]] = ()) -> bytes:
+    """Hash a block and, through `parent`, all blocks before it. The hash is the same in every process.
+
+    spans: the digest of each span that overlaps the block, and its start relative to the block's.
+    """
+    content = parent + struct.pack(f"<{len(token_ids)}I", *token_ids)
+    return hashlib.sha256(content + msgspec.msgpack.encode(spans) if spans else content).digest()

@@ -45,8 +45,7 @@ class ModelDrafter(ChainDrafter):
             return [0] * len(requests)
         return [
             0
-            if request.num_virtual
-            or request.prompt_embeds is not None  # the draft model has no such embeddings
+            if request.spans  # the draft model has no such embeddings
             else max(0, min(most, self._longest - len(request.token_ids)))
             for request in requests
         ]

@@ -93,7 +93,7 @@ class Processor:
             cache_salt=fields.cache_salt,
             pooling=pooling,
             token_type_ids=fields.token_type_ids,
-            prompt_embeds=fields.embeds,
+            spans=[fields.embeds] if fields.embeds else [],
         )
         return request, fields.text
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from engine_server.requests import validation as valid
 from engine_server.requests.errors import InvalidRequestError
-from engine_server.requests.messages import RawTensor
+from engine_server.requests.messages import RawSpan, RawTensor
 
 # The dtypes of embeddings, as torch names them.
 EMBEDDING_DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -23,8 +23,8 @@ class PromptFields:
     # Not yet compared with the vocabulary.
     token_ids: list[int] | None = None
     token_type_ids: list[int] | None = None
-    # [tokens, hidden]; `token_ids` are zeros then.
-    embeds: RawTensor | None = None
+    # Of all tokens; `token_ids` are zeros then.
+    embeds: RawSpan | None = None
     resume_token_ids: list[int] = field(default_factory=list)
     cache_salt: str | None = None
 
@@ -56,11 +56,8 @@ def parse_prompt(prompt: object, embeds_size: int | None) -> PromptFields:
     if prompt.get("cache_salt") is not None:
         fields.cache_salt = valid.text("cache_salt", prompt["cache_salt"])
     if prompt.get("prompt_embeds") is not None:
-        embeds = fields.embeds = _embeds(prompt["prompt_embeds"], embeds_size)
-        # Placeholder tokens; the salt makes only requests with the same embeddings share their blocks.
-        digest = hashlib.sha256(embeds.data).hexdigest()
-        fields.token_ids = [0] * embeds.shape[0]
-        fields.cache_salt = f"{digest} {embeds.dtype} {fields.cache_salt}"
+        fields.embeds = _embeds(prompt["prompt_embeds"], embeds_size)
+        fields.token_ids = [0] * fields.embeds.rows.shape[0]  # placeholders
     if fields.token_ids is None and fields.text is None:
         raise InvalidRequestError("the prompt has neither prompt nor prompt_token_ids", "prompt")
     return fields
@@ -74,7 +71,7 @@ def _token_ids(name: str, value: object) -> list[int]:
     return [valid.integer(name, item) for item in value]
 
 
-def _embeds(embeds: Any, size: int | None) -> RawTensor:
+def _embeds(embeds: Any, size: int | None) -> RawSpan:
     import torch  # already imported by a caller who has a tensor
 
     if size is None:
@@ -87,4 +84,7 @@ def _embeds(embeds: Any, size: int | None) -> RawTensor:
         raise InvalidRequestError(expected, "prompt_embeds")
     if embeds.layout != torch.strided or embeds.is_meta or embeds.shape[1:] != (size,):
         raise InvalidRequestError(f"{expected}, dense and with data", "prompt_embeds")
-    return RawTensor.of(embeds.resolve_neg())
+    rows = RawTensor.of(embeds.resolve_neg())
+    digest = hashlib.sha256(f"{rows.dtype} {rows.shape} ".encode())
+    digest.update(rows.data)
+    return RawSpan(0, rows, digest.hexdigest())
