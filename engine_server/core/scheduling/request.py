@@ -7,7 +7,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 
 import msgspec
-from torch import Tensor
 
 from engine_server.core.adapters.adapter import NO_ADAPTERS, RequestAdapters
 from engine_server.core.draft_state.draft_cache import DraftCache
