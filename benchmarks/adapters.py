@@ -52,7 +52,7 @@ def write_adapter(folder: Path, engine: LLMEngine, rank: int, seed: int) -> LoRA
 
 def layer_shapes(engine: LLMEngine) -> dict[str, tuple[int, int]]:
     """Return inputs and outputs of the linear layers of the decoder's blocks, by name."""
-    adapted = engine._core.executor.runner.loaded.adapted
+    adapted = engine._core.executor.first.loaded.adapted
     assert adapted is not None
     return {name: layer.shape for name, layer in adapted._layers.items() if ".layers." in name}
 

@@ -14,6 +14,7 @@ import msgspec
 import zmq
 
 from engine_server.config import EngineConfig
+from engine_server.config.start_facts import StartFacts
 from engine_server.core.distributed import child_process as child
 from engine_server.modeling.progress import FILE, ProgressClock
 from engine_server.requests.messages import (
@@ -149,7 +150,7 @@ def serve(folder: str, fail: object) -> None:
     progress = ProgressClock(Path(folder, FILE))
     progress.tick()
     outputs.send(
-        encoder.encode(Ready(NUM_BLOCKS, bytes_per_token=0, batch_invariant=False, kernels="", memory={}))
+        encoder.encode(Ready(StartFacts(NUM_BLOCKS, 0, batch_invariant=False, kernels="", memory={})))
     )
     interval = 1 / float(os.environ[RATE])
     due = time.monotonic()

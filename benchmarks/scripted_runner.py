@@ -1,22 +1,24 @@
 """A model runner without a model, whose device answers at once, so that a step is the host's work alone."""
 
-from collections.abc import Callable
-from types import SimpleNamespace
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from engine_server.config import EngineConfig
+from engine_server.config.start_facts import StartFacts
 from engine_server.core.cache.block_pool import BlockPool
 from engine_server.core.cache.block_table import BlockTable
+from engine_server.core.forward_output import NO_OUTPUT, ForwardOutput
+from engine_server.core.heads.kernel_sampler import KernelSampler
 from engine_server.core.heads.sampler import Sampler
 from engine_server.core.logits.pipeline import LogitsPipeline
 from engine_server.core.model_inputs import ModelInputs
-from engine_server.core.model_runner import ForwardOutput
+from engine_server.core.runner import OnPhase, Runner
 from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.device_time import DeviceTimer
-from engine_server.modeling.memory.memory_ledger import MemoryLedger
 from engine_server.modeling.platform.cpu import CpuPlatform
+from engine_server.modeling.platform.interface import Platform
 from engine_server.modeling.progress import ProgressClock
 from engine_server.modeling.staging import Staging
 
@@ -41,49 +43,60 @@ class ScriptedDevice(CpuPlatform):
         return self._memory[:size]
 
 
-class ScriptedRunner:
-    """What the engine core needs of a model runner of one full-attention model. Every request gets the same token."""
+class ScriptedKernels(KernelSampler):
+    """A sampler of kernels that has sampled before."""
+
+    def __init__(self, max_num_rows: int, platform: Platform) -> None:
+        super().__init__(max_num_rows, platform)
+        self._tokens.fill_(TOKEN)
+
+    def sample(self, logits: Tensor, captured: bool) -> tuple[Tensor, Tensor]:
+        return self._tokens[: len(logits)], self._largest[: len(logits)]
+
+
+class ScriptedRunner(Runner):
+    """A runner of one full-attention model. Every request gets the same token."""
 
     def __init__(
         self,
         config: EngineConfig,
         ranks: Communicator,
-        on_phase: Callable[[str, float], None],
+        on_phase: OnPhase = lambda name, seconds: None,
         progress: ProgressClock | None = None,
     ) -> None:
         scheduling, longest = config.scheduler_config, config.model_config.max_model_len
-        rows, self.config = scheduling.max_num_rows, config
-        self.platform, self.timer = ScriptedDevice(), DeviceTimer()
-        self.num_blocks, self.bytes_per_token = config.cache_config.num_gpu_blocks_override or 0, 0
+        rows, num_blocks = scheduling.max_num_rows, config.cache_config.num_gpu_blocks_override or 0
+        self.platform, self.timer, self.overlapped = ScriptedDevice(), DeviceTimer(), True
+        self.facts = StartFacts(num_blocks, 0, batch_invariant=False, kernels="", memory={})
         self.table = BlockTable(
-            [BlockPool(self.num_blocks)], rows, longest, config.cache_config.block_size, [None]
+            [BlockPool(num_blocks)], rows, longest, config.cache_config.block_size, [None]
         )
-        self.staging = Staging(scheduling.max_num_batched_tokens, rows, self.table.ids.shape, self.platform)
-        self.memory = MemoryLedger(self.platform)
-        self.loaded = SimpleNamespace(rope=None, generates=True)
-        self.caches: list[Tensor] = []
-        self.batch_invariant, self.kernels, self.overlapped = False, "", True
+        self._staging = Staging(scheduling.max_num_batched_tokens, rows, self.table.ids.shape, self.platform)
         pipeline = LogitsPipeline([], self.platform)
-        self.head = Sampler(
-            self, pipeline, config.model_config.logprobs_mode, rows, self.platform, self.timer
-        )
-        tokens, largest = torch.full((rows,), TOKEN), torch.zeros(rows)
-        self.head.kernels.sample = lambda logits, captured: (
-            tokens[: len(logits)],
-            largest[: len(logits)],
-        )
-        self._states = torch.zeros(rows, 1)
+        sampler = Sampler(pipeline, config.model_config.logprobs_mode, rows, self.platform, self.timer)
+        sampler.kernels = ScriptedKernels(rows, self.platform)
+        self.head, self._states = sampler, torch.zeros(rows, 1)
+
+    @property
+    def caches(self) -> list[Tensor]:
+        return []
+
+    @property
+    def attention(self) -> str:
+        return "none"
+
+    @property
+    def stretched(self) -> bool:
+        return False
 
     def forward(self, inputs: ModelInputs) -> ForwardOutput:
-        """Copy a step's inputs to the device."""
-        size = len(inputs.sampling)
-        self.staging.put(inputs.step, inputs.sampling, changes=inputs.table_changes)
-        return ForwardOutput(self._states[:size], [], size)
+        staged = self._staging.put(inputs.step, inputs.sampling, changes=inputs.table_changes)
+        return NO_OUTPUT._replace(rows=self._states[: len(inputs.sampling)], sampled=staged.sampling)
 
-    def logits(self, states: Tensor, captured_size: int | None = None, chunk: int | None = None) -> Tensor:
-        return states
+    def logits(self, output: ForwardOutput) -> Iterator[Tensor]:
+        yield output.rows
 
-    def keep(self, tokens: Tensor) -> None:
+    def keep(self, output: ForwardOutput, tokens: Tensor) -> None:
         """Do nothing: the next step's inputs are not computed with."""
 
     def erase(self, block_ids: list[list[int]]) -> None:

@@ -1,6 +1,6 @@
 """A runner without a model, for tests of policies: which requests run, and which drafts and adapters they get."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 from zlib import crc32
@@ -9,10 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine_server.config.start_facts import StartFacts
 from engine_server.core.cache.block_pool import BlockPool
 from engine_server.core.cache.block_table import BlockTable
+from engine_server.core.forward_output import NO_OUTPUT, ForwardOutput
 from engine_server.core.model_inputs import ModelInputs
-from engine_server.core.model_runner import ForwardOutput, ModelRunner
+from engine_server.core.model_runner import ModelRunner
 from engine_server.modeling.adapters.peft_folder import LowRankAdapter
 from engine_server.modeling.attention.interface import IntArray
 from engine_server.modeling.attention.step_attention import StepAttention
@@ -33,8 +35,6 @@ class FakeRunner(ModelRunner):
         scheduling, cache = config.scheduler_config, config.cache_config
         self._vocabulary = config.model_config.vocab_size
         self.overlapped = bool(scheduling.async_scheduling)
-        self.batch_invariant = False
-        self.kernels = ""
         self.memory = MemoryLedger(self.platform)
         self.loaded = SimpleNamespace(  # type: ignore[assignment]
             rope=None,
@@ -44,29 +44,28 @@ class FakeRunner(ModelRunner):
         )
         self.drafting = None
         self.head = self._make_head()
-        self.num_blocks, self._block_size = cache.num_gpu_blocks_override, cache.block_size
-        self.bytes_per_token = 0
+        num_blocks, self._block_size = cache.num_gpu_blocks_override, cache.block_size
+        self.facts = StartFacts(num_blocks, 0, batch_invariant=False, kernels="", memory={})
         self.backend = StepAttention()
         self.table = BlockTable(
-            [BlockPool(self.num_blocks)], scheduling.max_num_seqs, config.model_config.max_model_len,
+            [BlockPool(num_blocks)], scheduling.max_num_seqs, config.model_config.max_model_len,
             self._block_size, [None],
         )  # fmt: skip
-        self._cached, self._drafted = (np.full(self.num_blocks * self._block_size, -1) for _ in range(2))
+        self._cached, self._drafted = (np.full(num_blocks * self._block_size, -1) for _ in range(2))
         self._latest_tokens = np.zeros(scheduling.max_num_seqs, dtype=np.int64)
-        self._sampling_rows = self._latest_tokens[:0]
 
     def forward(self, inputs: ModelInputs) -> ForwardOutput:
-        self._sampling_rows = inputs.step.rows[inputs.sampling]
-        return ForwardOutput(self._compute(self._cached, inputs), [], captured=False)
+        sampled = torch.from_numpy(inputs.step.rows[inputs.sampling])
+        return NO_OUTPUT._replace(rows=self._compute(self._cached, inputs), sampled=sampled)
 
     def draft_logits(self, inputs: ModelInputs) -> Tensor:
         return self._compute(self._drafted, inputs)
 
-    def logits(self, states: Tensor, captured: bool = False, chunk: int | None = None) -> Tensor:
-        return states
+    def logits(self, output: ForwardOutput) -> Iterator[Tensor]:
+        yield output.rows
 
-    def keep(self, tokens: Tensor) -> None:
-        self._latest_tokens[self._sampling_rows] = tokens.numpy()
+    def keep(self, output: ForwardOutput, tokens: Tensor) -> None:
+        self._latest_tokens[output.sampled.numpy()] = tokens.numpy()
 
     def run_decodes(self, count: int, draft: bool) -> None:
         """Take no time."""

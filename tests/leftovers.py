@@ -16,10 +16,12 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from engine_server.core.engine_core import EngineCore
 from engine_server.core.executor import Executor
+from engine_server.core.forward_output import ForwardOutput
 from engine_server.core.model_inputs import NOTHING, ModelInputs
 from engine_server.core.model_runner import ModelRunner
 from engine_server.core.scheduling.batch import Batch, Scheduled
@@ -151,7 +153,7 @@ class Recorder:
         self._wrap(patch, Executor, "head", self._head)
         self._wrap(patch, Executor, "draft_logits", self._draft)
         self._wrap(patch, ModelRunner, "forward", self._compute)
-        self._wrap(patch, ModelRunner, "draft_logits", self._compute)
+        self._wrap(patch, ModelRunner, "draft_logits", self._draft_logits)
         original = Request.from_message
         patch.setattr(Request, "from_message", lambda message: self._requests_of(original, message))
 
@@ -207,11 +209,18 @@ class Recorder:
         self._steps[-1].add("batch", parts)
         return draft(parts, *rest)
 
-    def _compute(self, compute: Callable[..., Any], inputs: ModelInputs) -> Any:
+    def _draft_logits(self, compute: Callable[..., Tensor], inputs: ModelInputs) -> Tensor:
+        logits = compute(inputs)
+        self._steps[-1].add("inputs", inputs)
+        self._steps[-1].add("states", logits)
+        return logits
+
+    def _compute(self, compute: Callable[..., ForwardOutput], inputs: ModelInputs) -> ForwardOutput:
         # Embeddings are slices of what requests and adapters own.
         self._steps[-1].add("inputs", inputs._replace(embeds=[]))
         output = compute(inputs)
-        self._steps[-1].add("states", output)
+        # `sampled` is a part of staging's buffers.
+        self._steps[-1].add("states", [output.rows, *output.prompt_rows, *output.slots])
         if self.fail_next:
             self.fail_next = False
             raise torch.OutOfMemoryError("out of memory")

@@ -25,6 +25,7 @@ from waiting import until
 
 from benchmarks.scripted_core import NUM_BLOCKS, ScriptedCore, words
 from engine_server.config import EngineConfig
+from engine_server.config.start_facts import StartFacts
 from engine_server.engine import async_llm
 from engine_server.engine.engine_args import AsyncEngineArgs
 from engine_server.engine.loop.core_process import OnLoad, OnPhase
@@ -93,13 +94,14 @@ class LocalCore:
 
     def wait_until_ready(self, on_phase: OnPhase | None, on_load: OnLoad | None = None) -> Ready:
         assert self.may_start.wait(START_SECONDS)
-        return Ready(
+        facts = StartFacts(
             NUM_BLOCKS,
             bytes_per_token=64,
             batch_invariant=False,
             kernels="none: steps are scripted",
             memory={"weights": 5, "kv_cache": 7},
         )
+        return Ready(facts)
 
     async def arrive(self) -> None:
         while not (self._messages or self.scripted.has_work):

@@ -62,9 +62,7 @@ class ModelCore:
         except Exception as error:
             self._ready.set_exception(EngineDeadError(str(error)))
             return
-        self._ready.set_result(
-            Ready(core.num_blocks, core.bytes_per_token, core.batch_invariant, core.kernels, core.memory)
-        )
+        self._ready.set_result(Ready(core.facts))
         decoder, encoder = msgspec.msgpack.Decoder(FrontEndMessage), msgspec.msgpack.Encoder()
 
         def receive(milliseconds: int) -> FrontEndMessage | None:

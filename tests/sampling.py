@@ -1,10 +1,11 @@
-"""A sampler without a model: its hidden states are the logits."""
+"""A sampler without a model, which is given logits."""
 
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
 from engine_server.config.model import LogprobsMode
+from engine_server.core.forward_output import NO_OUTPUT
 from engine_server.core.heads.head import HiddenStates
 from engine_server.core.heads.sampler import Sampler
 from engine_server.core.logits.bias import LogitBias
@@ -12,7 +13,8 @@ from engine_server.core.logits.custom import CustomProcessor, CustomProcessors
 from engine_server.core.logits.grammars import Grammars
 from engine_server.core.logits.penalties import Penalties
 from engine_server.core.logits.pipeline import LogitsPipeline
-from engine_server.core.scheduling.batch import Scheduled
+from engine_server.core.replay import Replay
+from engine_server.core.scheduling.batch import Batch, Scheduled
 from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.core.scheduling.step_result import StepResult
 from engine_server.modeling.device_time import DeviceTimer
@@ -28,16 +30,6 @@ def count_tokens(token_ids: list[int], row: Tensor) -> Tensor:
     """Record a call and return the logits unchanged, as a logits processor."""
     COUNTED.append(token_ids)
     return row
-
-
-class LogitsAsStates:
-    """A language model whose hidden states are its logits."""
-
-    def logits(self, states: Tensor, captured: bool = False) -> Tensor:
-        return states
-
-    def keep(self, tokens: Tensor) -> None:
-        """Do nothing: no next step reads the tokens."""
 
 
 class TestedSampler:
@@ -61,6 +53,12 @@ class TestedSampler:
         self.grammars.open(request)
         self.sampler.open(row, request)
 
+    def launch(self, batch: Batch, logits: Tensor, captured: bool = False) -> list[StepResult]:
+        """Sample from the logits of a batch's parts. captured: they are those of a captured step."""
+        replay = Replay(*[None] * 4) if captured else None  # type: ignore[arg-type]
+        states = HiddenStates(batch, [], NO_OUTPUT._replace(replay=replay))
+        return self.sampler.launch(states, iter([logits]), self.grammars.fill(batch)).pending.collect()
+
 
 def make_sampler(
     vocabulary: int,
@@ -72,7 +70,7 @@ def make_sampler(
     platform = platform or CpuPlatform()
     penalties = Penalties(max_num_seqs, 100, vocabulary, platform)
     pipeline = LogitsPipeline([LogitBias(platform), CustomProcessors(custom or {}), penalties], platform)
-    sampler = Sampler(LogitsAsStates(), pipeline, logprobs_mode, max_num_seqs, platform, DeviceTimer())
+    sampler = Sampler(pipeline, logprobs_mode, max_num_seqs, platform, DeviceTimer())
     return TestedSampler(sampler, Grammars([EOS], vocabulary, platform))
 
 
@@ -88,5 +86,4 @@ def launch(
         tested.give_row(row, request)
         length = len(request.token_ids)
         batch.append(Scheduled(request, row, length - 1, 1, samples=True))
-    states = HiddenStates(batch, logits, [], [], captured)
-    return tested.sampler.launch(states, tested.grammars.fill(batch)).collect()
+    return tested.launch(batch, logits, captured)

@@ -17,6 +17,7 @@ from engine_server.config.observability import ObservabilityConfig
 from engine_server.config.parallel import ParallelConfig
 from engine_server.config.scheduler import SchedulerConfig
 from engine_server.config.speculative import SpeculativeConfig
+from engine_server.config.start_facts import StartFacts
 
 
 class UsageContext(Enum):
@@ -53,27 +54,18 @@ class EngineConfig(msgspec.Struct, frozen=True):
         if self.prompt_adapter_config is not None and self.model_config.pooling is not None:
             raise ValueError("enable_prompt_adapter is set; a pooling model takes no prompt adapters")
 
-    def as_started(
-        self,
-        num_blocks: int,
-        bytes_per_token: int,
-        batch_invariant: bool,
-        kernels: str,
-        memory: dict[str, int],
-    ) -> Self:
-        """Return the config with what the core knows once the model is loaded.
-
-        num_blocks, bytes_per_token: of the KV cache, 0 without one; batch_invariant: the effective state of the mode;
-        kernels: those in use; memory: bytes of the device by part of the engine.
-        """
+    def as_started(self, facts: StartFacts) -> Self:
+        """Return the config with what the core knows once the model is loaded."""
         cache = msgspec.structs.replace(
-            self.cache_config, num_gpu_blocks=num_blocks, bytes_per_token=bytes_per_token or None
+            self.cache_config, num_gpu_blocks=facts.num_blocks, bytes_per_token=facts.bytes_per_token or None
         )
-        model = msgspec.structs.replace(self.model_config, batch_invariant=batch_invariant)
-        if model.fit_max_model_len and num_blocks:
-            fitting = min(model.max_model_len, num_blocks * cache.block_size)
+        model = msgspec.structs.replace(self.model_config, batch_invariant=facts.batch_invariant)
+        if model.fit_max_model_len and facts.num_blocks:
+            fitting = min(model.max_model_len, facts.num_blocks * cache.block_size)
             model = msgspec.structs.replace(model, max_model_len=fitting)
-        device = msgspec.structs.replace(self.device_config, kernels_in_use=kernels, memory_bytes=memory)
+        device = msgspec.structs.replace(
+            self.device_config, kernels_in_use=facts.kernels, memory_bytes=facts.memory
+        )
         return msgspec.structs.replace(self, cache_config=cache, model_config=model, device_config=device)
 
     def for_draft(self) -> Self | None:

@@ -49,7 +49,7 @@ def serve(folder: str, fail: Callable[[str], None]) -> None:
     gc.freeze()
     gc.enable()
     progress.tick()
-    send(Ready(core.num_blocks, core.bytes_per_token, core.batch_invariant, core.kernels, core.memory))
+    send(Ready(core.facts))
     decoder = msgspec.msgpack.Decoder(FrontEndMessage)
 
     def receive(milliseconds: int) -> FrontEndMessage | None:

@@ -20,11 +20,13 @@ from engine_server.core.heads.head import Pending
 from engine_server.core.heads.prompt_logprobs import take_parts
 from engine_server.core.logits.grammars import Grammars
 from engine_server.core.operations import Operations
+from engine_server.core.runner import CollectiveCalls
 from engine_server.core.scheduling.batch import Batch, has_drafts, num_tokens
 from engine_server.core.scheduling.request import GenerationRequest, Request
 from engine_server.core.scheduling.scheduler import Scheduler
 from engine_server.core.span import Span
 from engine_server.core.speculation.speculator import make_speculator
+from engine_server.modeling.adapters.peft_folder import LowRankAdapter
 from engine_server.modeling.adapters.prompt_folder import read_prompt_adapter
 from engine_server.modeling.progress import ProgressClock
 from engine_server.requests.adapters import PromptAdapterRequest
@@ -72,30 +74,26 @@ class EngineCore:
         """
         self.progress = progress or ProgressClock()
         self.executor = Executor(config, on_phase, on_death, self.progress)
-        self.table = self.executor.runner.table
-        self.num_blocks = self.executor.runner.num_blocks
-        self.bytes_per_token = self.executor.runner.bytes_per_token
-        self.batch_invariant = self.executor.runner.batch_invariant
-        self.kernels = self.executor.runner.kernels
-        self.memory = self.executor.runner.memory.sizes
+        self._first = self.executor.first
+        self.facts = self._first.facts
         pooling = config.model_config.pooling
         self.adapters = adapter_pools(config, self.executor)
         self.scheduler = Scheduler(
             config.scheduler_config,
-            self.table,
+            self._first.table,
             config.model_config.eos_token_ids,
             config.cache_config.enable_prefix_caching and not pooling,  # pooling needs every token's state
-            self.executor.erase,
-            self.executor.rope_regime if self.executor.runner.loaded.rope else None,
+            lambda block_ids: self.executor.ranks.run(CollectiveCalls.erase, block_ids),
+            self._first.rope_regime if self._first.stretched else None,
             self.adapters,
             self.executor.rows,
         )
         self.grammars = Grammars(
-            config.model_config.eos_token_ids, config.model_config.vocab_size, self.executor.platform
+            config.model_config.eos_token_ids, config.model_config.vocab_size, self._first.platform
         )
         self.speculator = make_speculator(config, self.executor)
         self.operations = Operations(config, self.executor, self.scheduler, self.adapters)
-        self.overlapped = self.executor.runner.overlapped
+        self.overlapped = self._first.overlapped
         self._in_flight: StepInFlight | None = None
         # The batch of the latest step, which may not have been launched.
         self._batch: Batch = []
@@ -149,18 +147,20 @@ class EngineCore:
         self.progress.tick()
         started = time.perf_counter()
         self._batch = []
-        self.executor.runner.timer.take()
+        self._first.timer.take()
         self.scheduler.read_adapters()
         steps = self.scheduler.expire() + self.scheduler.fail_without_adapter()
         if self.has_work:
             steps += self._overlapped_step() if self.overlapped else self._guarded_step()
-        self.executor.check()  # the results of a collective that was aborted are arbitrary
+        self.executor.ranks.check()  # the results of a collective that was aborted are arbitrary
         if started - self._memory_taken > MEMORY_SECONDS or not self.has_work:
-            self._memory = self.executor.platform.memory_stats(self.executor.runner.caches)
+            self._memory = self._first.platform.memory_stats(self._first.caches)
             self._memory_taken = started
-        seconds, waited = time.perf_counter() - started, self.executor.runner.timer.take()
-        if self.overlapped and self.speculator is not None and self._batch:
-            self.speculator.observe_host(seconds - waited)
+        seconds, waited = time.perf_counter() - started, self._first.timer.take()
+        if self.speculator is not None and self._batch:
+            self.speculator.observe(self._batch)
+            if self.overlapped:
+                self.speculator.observe_host(seconds - waited)
         report = self.executor.take_report()
         launched_or_collected = bool(self._batch or report.num_tokens)
         stats = msgspec.structs.replace(
@@ -189,8 +189,7 @@ class EngineCore:
 
     def debug_state(self) -> DebugState:
         """Return a copy of the core's state, for tests and bug reports."""
-        attention = type(self.executor.runner.backend).__name__
-        return debug_state(self.scheduler, self._in_flight is not None, attention)
+        return debug_state(self.scheduler, self._in_flight is not None, self._first.attention)
 
     def check_integrity(self) -> None:
         """Assert that requests, rows and blocks agree between two steps, for tests."""
@@ -209,10 +208,10 @@ class EngineCore:
         if self.speculator is None:
             return
         try:
-            with self.executor.runner.timer.measure():
+            with self._first.timer.measure():
                 self.speculator.propose(self.scheduler.running)
         except Exception as error:
-            if isinstance(error, torch.AcceleratorError) or self.executor.num_ranks > 1:
+            if isinstance(error, torch.AcceleratorError) or self.executor.ranks.size > 1:
                 raise
             logger.error("drafting failed, and the engine goes on without drafts", exc_info=error)
             self.speculator = None
@@ -259,10 +258,10 @@ class EngineCore:
 
     def _recover(self, batch: Batch, error: Exception) -> list[RequestStep]:
         """Requeue the latest batch in smaller steps if it ran out of memory, else end its requests."""
-        if not isinstance(error, torch.OutOfMemoryError) or self.executor.num_ranks > 1:
+        if not isinstance(error, torch.OutOfMemoryError) or self.executor.ranks.size > 1:
             return self._fail(batch, error)
         traceback.clear_frames(error.__traceback__)  # they hold what was computed
-        self.executor.platform.release_cached_memory()
+        self._first.platform.release_cached_memory()
         logger.warning("a step of %d tokens ran out of memory: %s", num_tokens(batch), error)
         return self.scheduler.retry(batch, str(error))
 
@@ -272,10 +271,10 @@ class EngineCore:
         The model and all other requests are unchanged, so the core keeps running, unless its device has failed or
         there are several ranks, which may now be at different steps.
         """
-        if isinstance(error, torch.AcceleratorError) or self.executor.num_ranks > 1 or not batch:
-            self.executor.check(BLAME_SECONDS)
+        if isinstance(error, torch.AcceleratorError) or self.executor.ranks.size > 1 or not batch:
+            self.executor.ranks.check(BLAME_SECONDS)
             raise error
-        self.executor.platform.synchronize()  # raises AcceleratorError if the device has failed
+        self._first.platform.synchronize()  # raises AcceleratorError if the device has failed
         logger.error("a step of %d requests failed", len(batch), exc_info=error)
         message = f"{type(error).__name__}: {error}"
         return [
@@ -290,10 +289,14 @@ def adapter_pools(config: EngineConfig, executor: Executor) -> AdapterPools:
     lora, prompt = config.lora_config, config.prompt_adapter_config
     loras = prompts = None
     if lora is not None:
-        loras = AdapterPool(lora.max_loras, lora.max_cpu_loras, executor.read_adapter, executor.put_adapter)
+
+        def put(slot: int, adapter: LowRankAdapter) -> None:
+            executor.ranks.run(CollectiveCalls.put_adapter, slot, adapter)
+
+        loras = AdapterPool(lora.max_loras, lora.max_cpu_loras, executor.first.read_adapter, put)
     if prompt is not None:
         limit = prompt.max_prompt_adapters
-        size = executor.runner.model.get_input_embeddings().embedding_dim
+        size = executor.first.embedding_size
 
         def read(named: PromptAdapterRequest) -> Span:
             adapter = read_prompt_adapter(Path(named.path), named.prompt_adapter_num_virtual_tokens, size)

@@ -3,8 +3,9 @@
 import logging
 import pkgutil
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -12,11 +13,13 @@ import torch
 from torch import Tensor
 
 from engine_server.config import EngineConfig
+from engine_server.config.start_facts import StartFacts
 from engine_server.core.cache.block_pool import BlockPool
 from engine_server.core.cache.block_table import BlockTable
 from engine_server.core.drafting.draft_head_steps import DraftHeadSteps
 from engine_server.core.drafting.draft_model_steps import DraftModelSteps
 from engine_server.core.drafting.draft_steps import DraftSteps
+from engine_server.core.forward_output import ForwardOutput
 from engine_server.core.heads.head import Head
 from engine_server.core.heads.pooler import Pooler
 from engine_server.core.heads.sampler import Sampler
@@ -26,8 +29,11 @@ from engine_server.core.logits.custom import CustomProcessors
 from engine_server.core.logits.penalties import Penalties
 from engine_server.core.logits.pipeline import LogitsPipeline
 from engine_server.core.model_inputs import NOTHING, ModelInputs
+from engine_server.core.replay import Replay
+from engine_server.core.runner import OnPhase, Runner
+from engine_server.core.scheduling.request import Request
 from engine_server.core.step_capture import MOST_MIXED, EagerStep, StepCapture
-from engine_server.modeling.adapters.peft_folder import LowRankAdapter
+from engine_server.modeling.adapters.peft_folder import AdapterError, LowRankAdapter, read_low_rank_adapter
 from engine_server.modeling.attention.hook import ForwardContext
 from engine_server.modeling.attention.interface import AttentionBackend, Staged, StepInputs
 from engine_server.modeling.communicator import Communicator
@@ -42,26 +48,15 @@ from engine_server.modeling.memory.memory_ledger import MemoryLedger
 from engine_server.modeling.platform.choice import choose_platform
 from engine_server.modeling.progress import ProgressClock
 from engine_server.modeling.staging import NO_CHANGES, Staging
+from engine_server.requests.adapters import LoRARequest
 
 if TYPE_CHECKING:
     from engine_server.core.heads.kernel_sampler import KernelSampler
 
-OnPhase = Callable[[str, float], None]
 logger = logging.getLogger(__name__)
 
 
-class ForwardOutput(NamedTuple):
-    """Hidden states on the device."""
-
-    # [n, hidden] of the sequences that sample; of a pooling model [tokens of the step, hidden].
-    rows: Tensor
-    # [rows, hidden] for each of the inputs' chunks.
-    prompt_rows: list[Tensor]
-    # A captured step was replayed, instead of the model's own code.
-    captured: bool
-
-
-class ModelRunner:
+class ModelRunner(Runner):
     """The computation of hidden states and logits on one rank's device, ready for steps once constructed."""
 
     def __init__(
@@ -99,17 +94,13 @@ class ModelRunner:
         layout = self._probe()
         # None: neither a draft model nor a draft head drafts.
         self.drafting = self._load_drafting(layout, progress)
-        self.num_blocks = self._count_blocks(layout)
-        self.bytes_per_token = layout.token_bytes(self._cache_dtype)
-        sizes = pool_sizes(config.cache_config, scheduling, layout, self.num_blocks)
+        num_blocks = self._count_blocks(layout)
+        sizes = pool_sizes(config.cache_config, scheduling, layout, num_blocks)
         self.backend = self._allocate_cache(layout, sizes)
-        # Results are bitwise independent of batch composition.
-        self.batch_invariant = settle_invariance(
-            config.model_config, self.model, self.backend, self.platform, ranks
-        )
-        self.kernels = self._describe_kernels()
-        if self.kernels and ranks.rank == 0:
-            logger.info("kernels: %s", self.kernels)
+        invariant = settle_invariance(config.model_config, self.model, self.backend, self.platform, ranks)
+        kernels = self._describe_kernels()
+        if kernels and ranks.rank == 0:
+            logger.info("kernels: %s", kernels)
         self._context = ForwardContext(self.backend, self.timer, progress)
         block_size, longest = config.cache_config.block_size, config.model_config.max_model_len
         pools = [BlockPool(size) for size in sizes]
@@ -124,12 +115,13 @@ class ModelRunner:
             self.drafting.allocate(sizes, self.staging, self._context)
         # Tensors whose memory `sleep` freed, with their shapes.
         self._freed: list[tuple[Tensor, torch.Size]] = []
-        self._staged: Staged | None = None
-        # Slots of the adapters of the latest forward's sequences that sample, and of each chunk's rows; empty: none.
-        self._head_slots: list[Tensor] = []
-        # On ranks without a head, the input of `join_head`.
-        self._latest: ForwardOutput | None = None
+        self._num_forwards = 0
+        # On ranks without a head: the latest forward's, for `join_head`.
+        self._kept: ForwardOutput | None = None
         self.capture_graphs()
+        self.facts = StartFacts(
+            num_blocks, layout.token_bytes(self._cache_dtype), invariant, kernels, self.memory.sizes
+        )
         if ranks.rank == 0:
             left = self.platform.free_memory() >> 20
             logger.info("memory of %s: %s; %d MiB are left", self.device, self.memory, left)
@@ -142,69 +134,76 @@ class ModelRunner:
 
     @property
     def caches(self) -> list[Tensor]:
-        """The KV cache, and that of the draft model or head."""
         return [*self.backend.caches, *(() if self.drafting is None else self.drafting.caches)]
+
+    @property
+    def attention(self) -> str:
+        return type(self.backend).__name__
+
+    @property
+    def embedding_size(self) -> int:
+        size: int = self.model.get_input_embeddings().embedding_dim
+        return size
+
+    @property
+    def stretched(self) -> bool:
+        return self.loaded.rope is not None
+
+    def rope_regime(self, request: Request) -> int:
+        return self.loaded.rope_regime(request)
+
+    def read_adapter(self, lora: LoRARequest) -> LowRankAdapter:
+        adapted = self.loaded.adapted
+        if adapted is None:
+            raise AdapterError("the weights are unloaded")
+        folder = Path(lora.lora_path)
+        adapter = read_low_rank_adapter(folder, adapted.max_rank, adapted.max_bytes, adapted.num_weights)
+        adapted.check(adapter)
+        return adapter
 
     @torch.inference_mode()
     def forward(self, inputs: ModelInputs) -> ForwardOutput:
-        """Launch the computation of a step's hidden states. All ranks must call it, in the same order."""
+        self._num_forwards += 1
         replay = self._captured.replay_for(inputs)
-        staged = self._staged = self.staging.put(
-            inputs.step, inputs.sampling, replay and replay.shape, inputs.table_changes
-        )
+        staged = self.staging.put(inputs.step, inputs.sampling, replay and replay.shape, inputs.table_changes)
         if replay is None:
             states = self._states_eagerly(inputs, staged)
         else:
             with self._context.replay(self.staging.attach(inputs.step, staged)):
                 states = self._captured.states(replay)
-        output = self._output(states, inputs, staged, replay is not None)
-        self._head_slots = self._slots_of_head(inputs, staged)
+        output = self._output(states, inputs, staged, replay)
         if self.head is None:
-            self._latest = output
+            self._kept = output
         return output
 
-    @torch.inference_mode()
-    def logits(self, states: Tensor, captured: bool = False, chunk: int | None = None) -> Tensor:
-        """Launch the computation of logits [n, vocabulary] from hidden states [n, hidden]. All ranks must call it.
-
-        captured: a captured step computed the states. chunk: the index of the latest forward's chunk of prompt rows
-        that they are; None: they are its sequences that sample.
-        """
-        slots = self._head_slots[0 if chunk is None else chunk + 1] if self._head_slots else None
-        with self.timer.measure(), self.loaded.apply_adapters(slots):
-            replayed = self._captured.logits(len(states)) if captured else None
-            return self.loaded.split.logits(states) if replayed is None else replayed
-
-    def join_head(self) -> None:
-        """Compute this rank's share of the logits that the first rank's head computes after the latest forward."""
-        assert self._latest is not None
-        states, self._latest = self._latest, None
-        self.logits(states.rows, states.captured)
-        for chunk, rows in enumerate(states.prompt_rows):
-            self.logits(rows, chunk=chunk)
+    def logits(self, output: ForwardOutput) -> Iterator[Tensor]:
+        assert output.number == self._num_forwards, "the states are those of an earlier forward"
+        return self._logits(output)
 
     @torch.inference_mode()
-    def keep(self, tokens: Tensor) -> None:
-        """Take the step's new tokens, int64 [n] on the device, as inputs of the next step, if steps overlap."""
+    def join_head(self, number: int) -> None:
+        output, self._kept = self._kept, None
+        assert output is not None and output.number == number
+        for _ in self.logits(output):
+            pass
+
+    @torch.inference_mode()
+    def keep(self, output: ForwardOutput, tokens: Tensor) -> None:
         if self.overlapped:
-            assert self._staged is not None
-            self._last_tokens.index_copy_(0, self._staged.sampling[: len(tokens)].long(), tokens)
+            self._last_tokens.index_copy_(0, output.sampled.long(), tokens)
 
     def put_adapter(self, slot: int, adapter: LowRankAdapter) -> None:
-        """Copy an adapter, which was checked, to a slot."""
         assert self.loaded.adapted is not None
         self.loaded.adapted.put(slot, adapter)
 
     def erase(self, block_ids: list[list[int]]) -> None:
-        """Zero the content of blocks of each pool."""
         self.backend.erase(block_ids)
         if self.drafting is not None:
             self.drafting.erase(block_ids)
 
     def sleep(self, level: int) -> None:
-        """Free the cache's memory and the weights': at level 1 the host keeps a copy, at level 2 none is kept."""
         self._captured.release(self._kernel_sampler)
-        self._staged = self._latest = None
+        self._kept = None
         tensors = [*self.backend.caches, *self._captured.tensors]
         if self.drafting is not None:
             self.drafting.release()
@@ -219,7 +218,6 @@ class ModelRunner:
         return_freed_memory()
 
     def wake(self, tag: str, level: int) -> None:
-        """Allocate the "kv_cache" again, zeroed, or load the "weights", which sleep at `level`."""
         if tag == "kv_cache":
             for tensor, shape in self._freed:
                 tensor.data = self.platform.zeros(shape, tensor.dtype)
@@ -231,7 +229,6 @@ class ModelRunner:
                 loaded.restore()
 
     def capture_graphs(self) -> None:
-        """Capture steps if the device and the model allow it. Called again after a sleep."""
         if not self.loaded.generates:
             return
         if self.platform.compiles_late:
@@ -260,33 +257,21 @@ class ModelRunner:
             self.drafting.capture(most)
             self.memory.record("captured steps of drafts", self.drafting.captured_bytes)
 
+    @torch.inference_mode()
     def run_decodes(self, count: int, draft: bool) -> None:
-        """Compute a step of `count` decodes up to their likeliest tokens. All ranks must call it.
-
-        It writes to the cache's first `count` blocks. draft: compute the step of the draft model or head.
-        """
         step = self._captured.example(self.staging, count)
         inputs = ModelInputs(step, np.arange(count), [], [], [], NO_CHANGES, sources=np.arange(count))
-        if draft:
-            logits = self.draft_logits(inputs)
-        else:
-            output = self.forward(inputs)
-            logits = self.logits(output.rows, output.captured)
+        logits = self.draft_logits(inputs) if draft else next(self.logits(self.forward(inputs)))
         logits.max(dim=-1)
         self.platform.synchronize()
 
     def draft_logits(self, inputs: ModelInputs) -> Tensor:
-        """Compute a step of the draft model or head; return logits [n, vocabulary]. All ranks must call it."""
         assert self.drafting is not None
         return self.drafting.logits(inputs)
 
     def collective_rpc(
         self, method: str, args: list[Any], kwargs: dict[str, Any]
     ) -> list[tuple[Any, str | None]]:
-        """Call a method of every rank's runner; return its result or error on each rank. All ranks must call it.
-
-        msgpack must be able to encode the arguments and the result.
-        """
         try:
             if method.startswith("_"):
                 raise ValueError(f"{method} is not a public method")
@@ -319,9 +304,7 @@ class ModelRunner:
         pipeline = LogitsPipeline(
             [LogitBias(self.platform), CustomProcessors(named), penalties], self.platform
         )
-        return Sampler(
-            self, pipeline, config.logprobs_mode, scheduling.max_num_rows, self.platform, self.timer
-        )
+        return Sampler(pipeline, config.logprobs_mode, scheduling.max_num_rows, self.platform, self.timer)
 
     def _probe(self) -> Layout:
         """Find each layer's cache shapes, and reserve the memory of steps."""
@@ -405,7 +388,7 @@ class ModelRunner:
             inputs = ModelInputs(step, one, [], [], [], NO_CHANGES)
             staged = self.staging.put(step, one)
             states = self._states_eagerly(inputs, staged)
-            logits = self.logits(states.index_select(0, staged.logit_rows))
+            logits = self._logits_eagerly(states.index_select(0, staged.logit_rows), None)
             if self._kernel_sampler:
                 self._kernel_sampler.sample(logits, captured=False)
 
@@ -422,23 +405,36 @@ class ModelRunner:
                 return self.loaded.states(arguments)
             return self.drafting.target_states(self.loaded, arguments)
 
-    def _output(self, states: Tensor, inputs: ModelInputs, staged: Staged, captured: bool) -> ForwardOutput:
+    def _output(
+        self, states: Tensor, inputs: ModelInputs, staged: Staged, replay: Replay | None
+    ) -> ForwardOutput:
         """Choose the states of which logits are computed, or the pooler's."""
+        number, count = self._num_forwards, len(inputs.sampling)
+        sampled, sampling = staged.sampling[:count], staged.logit_rows[:count]
         if not self.loaded.generates:
-            return ForwardOutput(states, [], captured=False)
-        if inputs.is_plain_decode:
-            return ForwardOutput(states[: len(inputs.sampling)], [], captured)
-        rows = states.index_select(0, staged.logit_rows)
-        chunks = [states[self.platform.to_device(rows)] for rows in inputs.chunks]
-        return ForwardOutput(rows, chunks, captured)
-
-    def _slots_of_head(self, inputs: ModelInputs, staged: Staged) -> list[Tensor]:
-        """Return the slots of the rows of which logits are computed: those that sample, and each chunk's."""
-        if inputs.step.adapters is None:
-            return []
-        sampling = staged.logit_rows[: len(inputs.sampling)]
+            return ForwardOutput(number, states, (), (), sampled, None)
         chunks = [self.platform.to_device(rows) for rows in inputs.chunks]
-        return [staged.adapters.index_select(0, rows) for rows in (sampling, *chunks)]
+        slots: list[Tensor] = []
+        if inputs.step.adapters is not None:
+            slots = [staged.adapters.index_select(0, rows) for rows in (sampling, *chunks)]
+        rows = states[:count] if inputs.is_plain_decode else states.index_select(0, sampling)
+        return ForwardOutput(number, rows, [states[chunk] for chunk in chunks], slots, sampled, replay)
+
+    def _logits(self, output: ForwardOutput) -> Iterator[Tensor]:
+        slots: Sequence[Tensor | None] = output.slots or [None] * (1 + len(output.prompt_rows))
+        replayed = None
+        if output.replay is not None:
+            with self.timer.measure():
+                replayed = self._captured.logits(output.replay, len(output.rows))
+        yield self._logits_eagerly(output.rows, slots[0]) if replayed is None else replayed
+        for rows, own in zip(output.prompt_rows, slots[1:], strict=True):
+            yield self._logits_eagerly(rows, own)
+
+    @torch.inference_mode()
+    def _logits_eagerly(self, states: Tensor, slots: Tensor | None) -> Tensor:
+        """Compute logits [n, vocabulary] of hidden states [n, hidden]. slots: int32 [n], those of their adapters."""
+        with self.timer.measure(), self.loaded.apply_adapters(slots):
+            return self.loaded.split.logits(states)
 
     def _arguments(self, inputs: ModelInputs, staged: Staged) -> dict[str, Any]:
         """Return the model's arguments: tokens, or embeddings if a prompt was given as embeddings."""

@@ -13,6 +13,7 @@ from engine_server.core.adapters.adapter import Adapter
 from engine_server.core.adapters.adapter_pool import AdapterPool
 from engine_server.core.adapters.adapter_pools import AdapterPools, AnyPool
 from engine_server.core.executor import Executor
+from engine_server.core.runner import CollectiveCalls
 from engine_server.core.scheduling.scheduler import Scheduler
 from engine_server.core.span import Span
 from engine_server.modeling.adapters.peft_folder import AdapterError, LowRankAdapter
@@ -166,7 +167,7 @@ class Operations:
             level = max(level, self.sleep_level)
         self._scheduler.preempt_all()
         self._scheduler.reset_prefix_cache()
-        self._executor.sleep(level)
+        self._executor.ranks.run(CollectiveCalls.sleep, level)
         if self._adapters.lora is not None and level == 2:
             self._adapters.lora.vacate_all()
         self._asleep, self.sleep_level = TAGS, level
@@ -177,10 +178,10 @@ class Operations:
         if tags - TAGS:
             raise ValueError(f"there is no tag {', '.join(tags - TAGS)}; tags are {', '.join(sorted(TAGS))}")
         for tag in tags & self._asleep:
-            self._executor.wake(tag, self.sleep_level)
+            self._executor.ranks.run(CollectiveCalls.wake, tag, self.sleep_level)
             self._asleep -= {tag}
         if self.sleep_level and not self._asleep:
-            self._executor.capture_graphs()
+            self._executor.ranks.run(CollectiveCalls.capture_graphs)
             self.sleep_level = 0
 
     def is_sleeping(self) -> bool:

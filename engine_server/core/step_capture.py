@@ -13,10 +13,11 @@ from torch import Tensor
 from engine_server.config import EngineConfig
 from engine_server.core.loaded_model import LoadedModel
 from engine_server.core.model_inputs import ModelInputs
+from engine_server.core.replay import CapturedForward, Graphs, Replay
 from engine_server.modeling.attention.hook import ForwardContext
 from engine_server.modeling.attention.interface import IntArray, Staged, StepInputs
 from engine_server.modeling.communicator import Communicator
-from engine_server.modeling.graphs.captured_step import CapturedStep, StepPart
+from engine_server.modeling.graphs.captured_step import StepPart
 from engine_server.modeling.graphs.recording import UnrecordableError
 from engine_server.modeling.graphs.step_programs import MOST_COMPARED
 from engine_server.modeling.platform.interface import Platform
@@ -43,33 +44,6 @@ class EagerStep(NamedTuple):
     most_tokens: int | None = None
     # Some of the sequences have adapters.
     adapted: bool = False
-
-
-class Graphs(NamedTuple):
-    """The captured parts of steps; the head's draw is captured by the head."""
-
-    decodes: "CapturedForward"
-    # Steps with prompts; None: they are eager.
-    mixed: "CapturedForward | None"
-    logits: CapturedStep
-
-
-class CapturedForward(NamedTuple):
-    """The hidden states of one kind of step, captured for some numbers of tokens."""
-
-    step: CapturedStep
-    # Returns the shape to which a step must be padded for a captured number of tokens; None: steps keep their own.
-    shape: Callable[[int], StepShape] | None
-
-
-class Replay(NamedTuple):
-    """The captured parts that compute a step."""
-
-    graphs: Graphs
-    forward: CapturedStep
-    # The captured number of tokens.
-    size: int
-    shape: StepShape | None
 
 
 class CaptureBuffers(NamedTuple):
@@ -111,8 +85,6 @@ class StepCapture:
         self._buffers = self._allocate(hidden_size) if self._possible else None
         # For steps without adapters, and for those with some.
         self._graphs: dict[bool, Graphs] = {}
-        # Those that were replayed last.
-        self._latest: Graphs | None = None
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -157,7 +129,7 @@ class StepCapture:
 
     def release(self, sampler: "KernelSampler | None") -> None:
         """Free the memory of the captured steps, except the buffers."""
-        self._graphs, self._latest = {}, None
+        self._graphs = {}
         if sampler:
             sampler.release_graphs()
 
@@ -175,20 +147,19 @@ class StepCapture:
     def states(self, replay: Replay) -> Tensor:
         """Return the hidden states [largest step, hidden] of the staged step. To be called in its context."""
         assert self._buffers is not None
-        self._latest = replay.graphs
         replay.forward.replay(replay.size)
         return self._buffers.states
 
-    def logits(self, count: int) -> Tensor | None:
-        """Return the logits [count, vocabulary] of the staged step's sequences that sample, from the latest states.
+    def logits(self, replay: Replay, count: int) -> Tensor | None:
+        """Return the logits [count, vocabulary] of the staged step's sequences that sample, after its `states`.
 
         None: no captured step computes as many.
         """
-        size = None if self._latest is None else self._latest.logits.size_for(count)
-        if self._latest is None or size is None:
+        size = replay.graphs.logits.size_for(count)
+        if size is None:
             return None
         assert self._buffers is not None
-        self._latest.logits.replay(size)
+        replay.graphs.logits.replay(size)
         return self._buffers.logits[:count]
 
     @property

@@ -100,9 +100,7 @@ class AsyncLLM(CoreOperations):
                 self._core.send(vocabulary)
             garbage.settle()
             ready = self._core.wait_until_ready(on_phase, on_load)
-            self.config = config.as_started(
-                ready.num_blocks, ready.bytes_per_token, ready.batch_invariant, ready.kernels, ready.memory
-            )
+            self.config = config.as_started(ready.facts)
             self._front_end = FrontEnd(self.config, tokenizer, vocabulary, log_stats, stat_loggers)
         except BaseException:
             if self._finalizer.detach():

@@ -86,10 +86,7 @@ class LLMEngine:
             prompt_adapter_config,
         ).with_executor(executor_class)  # fmt: skip
         self._core = EngineCore(config, lambda name, seconds: logger.info("%s: %.1f s", name, seconds))
-        core = self._core
-        self.config = config.as_started(
-            core.num_blocks, core.bytes_per_token, core.batch_invariant, core.kernels, core.memory
-        )
+        self.config = config.as_started(self._core.facts)
         vocabulary = model_vocabulary(tokenizer, model_config)
         if vocabulary is not None:
             self._core.handle(vocabulary)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
+from engine_server.config.start_facts import StartFacts
 from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
 from engine_server.requests.errors import OperationRefusedError
 from engine_server.requests.pooling_params import PoolingParams
@@ -200,16 +201,7 @@ class Phase(Message):
 class Ready(Message):
     """The report that the core has started and takes requests."""
 
-    # Of each kind of attention without a window, or of every kind if all have windows.
-    num_blocks: int
-    # Of the first rank's KV cache; 0: there is none.
-    bytes_per_token: int
-    # Results are bitwise independent of batch composition.
-    batch_invariant: bool
-    # The kernels in use, for people.
-    kernels: str
-    # Bytes of the first rank's device by part of the engine.
-    memory: dict[str, int]
+    facts: StartFacts
 
 
 CoreMessage = StepOutputs | PromptLogprobsPart | CallResult | Phase | Ready

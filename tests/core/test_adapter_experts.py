@@ -98,7 +98,7 @@ def test_routers_with_adapters_are_captured(routed: Reference, monkeypatch: pyte
         )
     )  # fmt: skip
 
-    runner = engine._core.executor.runner
+    runner = engine._core.executor.first
     assert runner._captured._graphs.keys() == {False, True}
     assert any(isinstance(module, AdaptedRouter) for module in runner.model.modules())
 

@@ -11,8 +11,9 @@ import torch
 from tiers import tiered
 
 from engine_server import AsyncEngineArgs, AsyncLLMEngine, EngineArgs, EngineDeadError, LLMEngine
+from engine_server.core.forward_output import ForwardOutput
 from engine_server.core.model_inputs import ModelInputs
-from engine_server.core.model_runner import ForwardOutput, ModelRunner
+from engine_server.core.model_runner import ModelRunner
 from engine_server.core.scheduling.scheduler import MOST_RETRIES
 from engine_server.modeling.platform.cpu import CpuPlatform
 

@@ -197,7 +197,7 @@ def tiny(tiny_llama: Path) -> LLMEngine:
 
 def test_largest_step_has_as_many_tokens_as_the_budget(tiny: LLMEngine, monkeypatch) -> None:
     sequences, rows = [], []
-    begin, loaded = StepAttention.begin, tiny._core.executor.runner.loaded
+    begin, loaded = StepAttention.begin, tiny._core.executor.first.loaded
     monkeypatch.setattr(
         StepAttention, "begin", lambda self, inputs: (sequences.append(inputs), begin(self, inputs))
     )
@@ -225,10 +225,10 @@ def test_largest_step_sorts_logits_only_for_a_sampler_that_does(
         "sort",
         lambda self, *given: (sorted_shapes.append(self.shape[-2]), sort(self, *given))[1],
     )
-    head = tiny._core.executor.runner.head
+    head = tiny._core.executor.first.head
     if not sorts:
         monkeypatch.setattr(head, "kernels", object())  # which draw without a sort
-    tiny._core.executor.runner.loaded.run_step(100, 7, head.run_largest)
+    tiny._core.executor.first.loaded.run_step(100, 7, head.run_largest)
     assert sorted_shapes == ([7] if sorts else [])
 
 
@@ -244,7 +244,7 @@ def test_largest_step_has_an_adapter_of_the_largest_rank_in_every_row(tiny_llama
             enable_lora=True, max_lora_rank=8,
         )
     )  # fmt: skip
-    adapted = engine._core.executor.runner.loaded.adapted
+    adapted = engine._core.executor.first.loaded.adapted
     given: set[tuple[int, int]] = set()
     add = adapted._add
 
@@ -252,9 +252,9 @@ def test_largest_step_has_an_adapter_of_the_largest_rank_in_every_row(tiny_llama
         given.add((len(slots), int(ranks[0])))
         return add(out, x, slots, a, b, ranks)
 
-    for module in low_rank_formats(engine._core.executor.runner.model):
+    for module in low_rank_formats(engine._core.executor.first.model):
         monkeypatch.setattr(module, "_add", recording)
-    engine._core.executor.runner.loaded.run_step(100, 7)
+    engine._core.executor.first.loaded.run_step(100, 7)
     assert given == {(100, 8), (7, 8)}
     assert adapted.slots.rows is None and not any(int(table.ranks.sum()) for table in adapted._tables)
 
@@ -263,7 +263,7 @@ def test_no_reference_keeps_weights_alive_after_sleep_2(tiny: LLMEngine, finish)
     params = SamplingParams(max_tokens=1, prompt_logprobs=1, detokenize=False)
     tiny.add_request("0", {"prompt_token_ids": [5, 6, 7]}, params)
     finish(tiny)
-    weights = [weakref.ref(weight) for weight in tiny._core.executor.runner.model.parameters()]
+    weights = [weakref.ref(weight) for weight in tiny._core.executor.first.model.parameters()]
     tiny.sleep(2)
     assert weights and not any(weight() is not None for weight in weights)
     tiny.wake_up()
@@ -389,7 +389,7 @@ def test_largest_and_captured_steps_of_a_draft_head_are_reserved(eagle3: dict[st
 def test_largest_step_takes_as_much_as_one_that_keeps_states_for_an_eagle3_head(
     eagle3: dict[str, Any], monkeypatch
 ) -> None:
-    runner = start(monkeypatch, CpuPlatform(), **eagle3)._core.executor.runner
+    runner = start(monkeypatch, CpuPlatform(), **eagle3)._core.executor.first
     positions, first = np.arange(64), np.zeros(1, dtype=np.int64)
     inputs = StepInputs(positions, positions, [positions], first, first + 64, first + 64, [], first)
     arguments = {
@@ -432,7 +432,7 @@ def test_start_reports_every_part_of_the_memory(tiny_llama: Path, caplog: pytest
                 speculative_config={"model": str(tiny_llama), "num_speculative_tokens": 3},
             )
         )  # fmt: skip
-    sizes, runner = engine.config.device_config.memory_bytes, engine._core.executor.runner
+    sizes, runner = engine.config.device_config.memory_bytes, engine._core.executor.first
     weights = sum(
         parameter.nbytes for parameter in AutoModelForCausalLM.from_pretrained(tiny_llama).parameters()
     )

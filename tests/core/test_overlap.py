@@ -9,9 +9,10 @@ from sampling import COUNTED
 from tiers import tiered
 
 from engine_server import EngineArgs, LLMEngine, RequestOutput, SamplingParams
+from engine_server.core.forward_output import ForwardOutput
 from engine_server.core.heads.sampler import PendingTokens
 from engine_server.core.model_inputs import ModelInputs
-from engine_server.core.model_runner import ForwardOutput, ModelRunner
+from engine_server.core.model_runner import ModelRunner
 from engine_server.core.scheduling.step_result import StepResult
 from engine_server.modeling.platform.cpu import CpuPlatform
 
@@ -154,14 +155,14 @@ def test_each_step_is_reported_with_its_own_tokens_capture_and_device_time(
     engine = make(tiny_llama, True, 80)
     core = engine._core
     launched: list[bool] = []
-    forward = core.executor.runner.forward
+    forward = core.executor.first.forward
 
     def launch(inputs: ModelInputs) -> ForwardOutput:
         output = forward(inputs)
-        launched.append(output.captured)
+        launched.append(output.replay is not None)
         return output
 
-    monkeypatch.setattr(core.executor.runner, "forward", launch)
+    monkeypatch.setattr(core.executor.first, "forward", launch)
     numbers = itertools.count()
     params = SamplingParams(max_tokens=2, ignore_eos=True, detokenize=False)
     engine.add_request("r", {"prompt_token_ids": list(range(3, 53))}, params)

@@ -12,7 +12,6 @@ from sampling import launch, make_sampler
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from engine_server.core.heads.draw import keep_top_p, philox4x32, uniform
-from engine_server.core.heads.head import HiddenStates
 from engine_server.core.scheduling.batch import Scheduled
 from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.core.scheduling.step_result import StepResult
@@ -138,8 +137,7 @@ def test_penalties_forget_wrong_drafts_when_a_request_comes_back_to_an_earlier_r
             Scheduled(one, row, start, 1, samples=True, draft=draft)
             for start, draft in enumerate(drafts, length)
         ]
-        states = HiddenStates(batch, logits.repeat(len(batch), 1), [], [], None)
-        tokens = sampler.sampler.launch(states, sampler.grammars.fill(batch)).collect()[0].tokens
+        tokens = sampler.launch(batch, logits.repeat(len(batch), 1))[0].tokens
         one.token_ids[length:] = tokens
         sampler.sampler.close(row)
         return tokens[0]

@@ -127,7 +127,7 @@ def test_head_computes_the_two_rows_alone(tmp_path: Path) -> None:
     folder = save(tmp_path)
     add_logit_score(folder, true_token_id=YES, false_token_id=NO)
     llm = an_llm(folder)
-    head = llm.llm_engine._core.executor.runner.model.get_output_embeddings()
+    head = llm.llm_engine._core.executor.first.model.get_output_embeddings()
     assert head(torch.randn(3, TINY["hidden_size"])).shape == (3, 2)
 
 

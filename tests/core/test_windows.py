@@ -87,7 +87,7 @@ def test_windowed_layers_give_the_tokens_of_transformers(
     for number, prompt in enumerate(PROMPTS):
         params = tiny_params(temperature=0, max_tokens=NEW_TOKENS, min_tokens=NEW_TOKENS)
         engine.add_request(number, {"prompt_token_ids": prompt}, params)
-    pools, backend = engine._core.scheduler.table.pools, engine._core.executor.runner.backend
+    pools, backend = engine._core.scheduler.table.pools, engine._core.executor.first.backend
     assert len(pools) == 2  # since two of three layers have a window
     tensors = list(zip(backend.layout.tensor_pools, backend.keys, backend.values, strict=True))
     tokens: dict[str, list[int]] = {}

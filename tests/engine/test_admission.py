@@ -122,7 +122,7 @@ def test_request_with_nan_logits_fails_alone(make, tiny_params, finish) -> None:
     """Token 3 has a NaN embedding: its K and V are NaN, in blocks that other requests reuse."""
     engine = make(max_num_seqs=4)
     params = tiny_params(temperature=0, max_tokens=12, ignore_eos=True)
-    embeddings = engine._core.executor.runner.model.get_input_embeddings().weight
+    embeddings = engine._core.executor.first.model.get_input_embeddings().weight
 
     def answers() -> dict[str, list[int]]:
         for number in range(3):

@@ -16,8 +16,9 @@ from engine_server import (
     RequestOutputKind,
     SamplingParams,
 )
+from engine_server.core.forward_output import ForwardOutput
 from engine_server.core.model_inputs import ModelInputs
-from engine_server.core.model_runner import ForwardOutput, ModelRunner
+from engine_server.core.model_runner import ModelRunner
 from engine_server.engine.front_end import FrontEnd
 
 
@@ -331,7 +332,7 @@ def test_sleep_frees_memory_and_empties_the_prefix_cache(tiny: LLMEngine, finish
     prompt = {"prompt_token_ids": [9] * 40}
     tiny.add_request("before", prompt, tiny_params(temperature=0, max_tokens=4))
     before = finish(tiny)["before"].outputs[0].token_ids
-    runner = tiny._core.executor.runner
+    runner = tiny._core.executor.first
     tiny.sleep(level=2)
     assert tiny.is_sleeping() and not runner.loaded.is_loaded
     assert sum(cache.untyped_storage().nbytes() for cache in runner.backend.caches) == 0

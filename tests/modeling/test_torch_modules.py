@@ -120,4 +120,4 @@ def test_engine_serves_with_replaced_modules_where_no_native_kernels_load(
     engine = LLMEngine.from_engine_args(
         EngineArgs(model=str(tiny_llama), dtype=dtype, skip_tokenizer_init=True, num_gpu_blocks_override=16)
     )
-    assert replaced(engine._core.executor.runner.model) == CASES["LlamaForCausalLM"]
+    assert replaced(engine._core.executor.first.model) == CASES["LlamaForCausalLM"]

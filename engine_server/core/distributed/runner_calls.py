@@ -1,28 +1,14 @@
 """Calls that the first rank's process sends to those of the other ranks, as msgpack."""
 
-from typing import Any
+from inspect import isfunction
+from typing import Any, get_type_hints
 
 import msgspec
 import numpy as np
 from torch import Tensor
 
-from engine_server.core.model_inputs import ModelInputs
-from engine_server.modeling.adapters.peft_folder import LowRankAdapter
+from engine_server.core.runner import CollectiveCalls
 from engine_server.requests.messages import RawTensor
-
-# The methods of a ModelRunner that all ranks call, with the types of their arguments.
-ARGUMENT_TYPES: dict[str, Any] = {
-    "capture_graphs": tuple[()],
-    "draft_logits": tuple[ModelInputs],
-    "forward": tuple[ModelInputs],
-    "run_decodes": tuple[int, bool],
-    "put_adapter": tuple[int, LowRankAdapter],
-    "join_head": tuple[()],
-    "collective_rpc": tuple[str, list[Any], dict[str, Any]],
-    "erase": tuple[list[list[int]]],
-    "sleep": tuple[int],
-    "wake": tuple[str, int],
-}
 
 
 class CallEncoder:
@@ -36,19 +22,28 @@ class CallEncoder:
 
 
 class CallDecoder:
-    """A decoder of calls of the methods in `ARGUMENT_TYPES`."""
+    """A decoder of calls of the methods of CollectiveCalls, whose hints are the types of their arguments."""
 
     def __init__(self) -> None:
         self._call = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
+        methods = {
+            name: one for name, one in vars(CollectiveCalls).items() if isfunction(one) and name[0] != "_"
+        }
         self._arguments = {
-            method: msgspec.msgpack.Decoder(types, dec_hook=decode_array)
-            for method, types in ARGUMENT_TYPES.items()
+            name: msgspec.msgpack.Decoder(argument_types(method), dec_hook=decode_array)
+            for name, method in methods.items()
         }
 
     def decode(self, data: bytes) -> tuple[str, tuple[Any, ...]]:
         """Return a method's name and its arguments."""
         method, arguments = self._call.decode(data)
         return method, self._arguments[method].decode(arguments)
+
+
+def argument_types(method: Any) -> Any:
+    """Return the type of a tuple of a method's arguments, which all have hints."""
+    hints = {name: hint for name, hint in get_type_hints(method).items() if name != "return"}
+    return tuple.__class_getitem__(tuple(hints.values()))
 
 
 def encode_array(value: Any) -> Any:

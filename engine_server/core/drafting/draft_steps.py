@@ -136,7 +136,7 @@ class DraftSteps(ABC):
         else:
             with self._context.replay(self._staging.attach(inputs.step, staged)):
                 states = self._captured.states(replay)[: len(inputs.sampling)]
-                captured = self._captured.logits(len(states))
+                captured = self._captured.logits(replay, len(states))
         with self._context.timer.measure():
             return self._logits(states) if captured is None else captured
 

@@ -1,9 +1,12 @@
 """The interface of a head: from hidden states to a result for each request that samples."""
 
+from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
+from engine_server.core.forward_output import ForwardOutput
 from engine_server.core.heads.prompt_logprobs import PromptChunk
 from engine_server.core.logits.token_masks import TokenMasks
 from engine_server.core.scheduling.batch import Batch
@@ -12,16 +15,15 @@ from engine_server.core.scheduling.step_result import StepResult
 
 
 class HiddenStates(NamedTuple):
-    """The result of a step's forward, on the device."""
+    """A launched forward, with all that its head needs."""
 
     batch: Batch
-    # [requests that sample, hidden], in the batch's order; of a pooling model [tokens of the step, hidden].
-    rows: Tensor
-    # [at most prompt_logprobs.ROWS, hidden] each, one for each of `chunks`.
-    prompt_rows: list[Tensor]
+    # Those of prompts whose log-probabilities are wanted, at most prompt_logprobs.ROWS tokens each.
     chunks: list[PromptChunk]
-    # A captured step computed `rows`.
-    captured: bool
+    # Of the first rank.
+    output: ForwardOutput
+    # A mark in the device's work before the forward; None: the device has no clock.
+    begun: torch.Event | None = None
 
 
 class Pending(Protocol):
@@ -38,11 +40,23 @@ class NoResults:
         return []
 
 
+class Launched(NamedTuple):
+    """A head's work on the device."""
+
+    pending: Pending
+    # int64 [n] on the device, the new token of each row, which the next step's inputs may be; None: a pooler's work.
+    tokens: Tensor | None = None
+
+
 class Head(Rows, Protocol):
     """The computation of results from hidden states, which keeps what it needs of running requests by row."""
 
-    def launch(self, states: HiddenStates, masks: TokenMasks | None) -> Pending:
+    def launch(
+        self, states: HiddenStates, each_logits: Iterator[Tensor], masks: TokenMasks | None
+    ) -> Launched:
         """Launch the computation on the device without waiting for it.
 
+        each_logits: [n, vocabulary] of the states' rows, then of each chunk of prompts. Each is computed when it is
+        taken, and is the head's to modify and to free.
         masks: the tokens that requests may draw; requests without one may draw any token.
         """

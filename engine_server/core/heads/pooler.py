@@ -1,6 +1,6 @@
 """The head that pools: from hidden states to a vector, scores, or the states themselves for each request."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 import torch
@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine_server.config import Activation, PoolingConfig
-from engine_server.core.heads.head import HiddenStates
+from engine_server.core.heads.head import HiddenStates, Launched
 from engine_server.core.heads.sampler import to_host
 from engine_server.core.logits.token_masks import TokenMasks
 from engine_server.core.scheduling.request import PoolingRequest, Request
@@ -88,10 +88,12 @@ class Pooler:
         del self._chunks[row]
 
     @torch.inference_mode()
-    def launch(self, states: HiddenStates, masks: TokenMasks | None) -> PendingVectors:
-        """Pool each request's part of the step's states. There are no masks."""
+    def launch(
+        self, states: HiddenStates, each_logits: Iterator[Tensor], masks: TokenMasks | None
+    ) -> Launched:
+        """Pool each request's part of the step's states. There are no logits and no masks."""
         results = []
-        chunks = torch.split(states.rows, [scheduled.num_tokens for scheduled in states.batch])
+        chunks = torch.split(states.output.rows, [scheduled.num_tokens for scheduled in states.batch])
         for scheduled, chunk in zip(states.batch, chunks, strict=True):
             request = scheduled.request
             assert isinstance(request, PoolingRequest)
@@ -101,7 +103,7 @@ class Pooler:
             if scheduled.samples:
                 pooled = reduction.whole(computed, request.num_prompt)
                 results.append(self._result(request.params, pooled))
-        return PendingVectors(results, self._platform)
+        return Launched(PendingVectors(results, self._platform))
 
     def _result(self, params: PoolingParams, pooled: Tensor) -> Tensor:
         """Return float32 [dimensions], [labels], or for the task encode [tokens, hidden]."""

@@ -1,8 +1,8 @@
 """The head that samples: given the same logits, a request's token i depends on its seed, choice index and i alone."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine_server.config.model import LogprobsMode
 from engine_server.core.heads.draw import DrawParameters, draw
-from engine_server.core.heads.head import HiddenStates
+from engine_server.core.heads.head import HiddenStates, Launched
 from engine_server.core.heads.logprobs import num_ranked, rank, token_logprobs
 from engine_server.core.heads.prompt_logprobs import PromptChunk
 from engine_server.core.heads.row_parameters import RowParameters
@@ -24,20 +24,6 @@ from engine_server.modeling.platform.interface import Platform
 
 if TYPE_CHECKING:
     from engine_server.core.heads.kernel_sampler import KernelSampler
-
-
-class LanguageModel(Protocol):
-    """The part of a model that follows its hidden states."""
-
-    def logits(self, states: Tensor, captured: bool = False, chunk: int | None = None) -> Tensor:
-        """Return logits [n, vocabulary], which the caller may modify, of hidden states [n, hidden].
-
-        captured: a captured step computed the states. chunk: the index of the chunk of prompt rows that they are;
-        None: they are those of the sequences that sample.
-        """
-
-    def keep(self, tokens: Tensor) -> None:
-        """Take the step's tokens, int64 [n] on the device, as inputs of the next step."""
 
 
 class PendingTokens:
@@ -88,14 +74,12 @@ class Sampler:
 
     def __init__(
         self,
-        model: LanguageModel,
         pipeline: LogitsPipeline,
         logprobs_mode: LogprobsMode,
         max_num_rows: int,
         platform: Platform,
         timer: DeviceTimer,
     ) -> None:
-        self._model = model
         self._pipeline = pipeline
         self._logprobs_mode = logprobs_mode
         self._platform = platform
@@ -117,13 +101,12 @@ class Sampler:
         self._pipeline.close(row)
 
     @torch.inference_mode()
-    def launch(self, states: HiddenStates, masks: TokenMasks | None) -> PendingTokens:
+    def launch(
+        self, states: HiddenStates, each_logits: Iterator[Tensor], masks: TokenMasks | None
+    ) -> Launched:
         sampling = sampled_part(states.batch)
-        logits = self._model.logits(states.rows, states.captured)
-        prompts = [
-            (chunk, chunk.rank(self._model.logits(rows, chunk=number), self._platform))
-            for number, (chunk, rows) in enumerate(zip(states.chunks, states.prompt_rows, strict=True))
-        ]
+        logits = next(each_logits)
+        prompts = [(chunk, chunk.rank(next(each_logits), self._platform)) for chunk in states.chunks]
         counts = {
             row: num_ranked(count, logits.shape[1])
             for row, count in self._parameters.logprobs(sampling).items()
@@ -142,11 +125,11 @@ class Sampler:
         if rows is not None and values is None:
             values = self._values("processed", logits, rows, counts, sampling)
         with self._timer.measure():
-            tokens, largest = self._draw(logits, sampling, states.captured)
+            tokens, largest = self._draw(logits, sampling, states.output.replay is not None)
         self._pipeline.observe(tokens, adjusted)
-        self._model.keep(tokens)
         ranked = [] if values is None else rank(values, tokens[rows], max(counts.values()))
-        return PendingTokens(tokens, largest, errors, ranked, counts, prompts, self._platform, self._timer)
+        pending = PendingTokens(tokens, largest, errors, ranked, counts, prompts, self._platform, self._timer)
+        return Launched(pending, tokens)
 
     @torch.inference_mode()
     def run_largest(self, logits: Tensor) -> None:

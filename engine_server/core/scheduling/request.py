@@ -11,6 +11,7 @@ import msgspec
 from engine_server.core.adapters.adapter import NO_ADAPTERS, RequestAdapters
 from engine_server.core.draft_state.draft_cache import DraftCache
 from engine_server.core.draft_state.draft_history import DraftHistory
+from engine_server.core.draft_state.draft_source import DraftSource
 from engine_server.core.draft_state.ngram_index import NgramIndex
 from engine_server.core.scheduling.step_result import StepResult
 from engine_server.core.span import Span
@@ -77,6 +78,7 @@ class Request(ABC):
     num_virtual: int = 0
     # Guesses of the next tokens, for the next step to verify.
     drafts: list[int] = field(default_factory=list)
+    draft_source: DraftSource | None = None
     # Index of the output token from which on none can be sampled before the host has received the one before it.
     needs_last_token_from: int = NEVER
 
@@ -166,7 +168,8 @@ class Request(ABC):
 
     def leave_row(self) -> None:
         """Note that the request doesn't run any more, and none of its tokens is computed."""
-        self.row, self.computed, self.steady_until = None, 0, 0
+        self.row = self.draft_source = None
+        self.computed = self.steady_until = 0
 
     @abstractmethod
     def expect_result(self, draft: int = UNKNOWN) -> None:

@@ -18,7 +18,7 @@ class ChainDrafter(Drafter):
 
     @property
     def _table(self) -> BlockTable:
-        return self._executor.runner.table
+        return self._executor.first.table
 
     def seconds(self, most_requests: int) -> Floats:
         return seconds_by_rows(self._executor.decode_seconds(draft=True), most_requests)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
+from engine_server.core.scheduling.batch import Batch
 from engine_server.core.scheduling.request import GenerationRequest, Request
 from engine_server.core.speculation.cost_model import Floats
 
@@ -24,6 +25,10 @@ class Drafter(Protocol):
 
     def limits(self, requests: Sequence[GenerationRequest], most: int) -> list[int]:
         """Return how many tokens can be drafted for each request, at most `most`."""
+
+    def observe(self, batch: Batch) -> None:
+        """Take in that a step of the target was launched."""
+        return None
 
     def follow(self, requests: Sequence[Request]) -> None:
         """Take in what the latest step has computed of requests within their prompts, for which drafts would pay."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from engine_server.core.draft_state.draft_source import DraftSource
 from engine_server.core.executor import Executor
 from engine_server.core.scheduling.batch import Batch, Scheduled, by_request, num_tokens, sampled_part
 from engine_server.core.scheduling.request import GenerationRequest, Request
@@ -23,16 +24,21 @@ class HeadDrafter(ChainDrafter):
 
     def __init__(self, executor: Executor) -> None:
         super().__init__(executor)
-        # By row of the block table: the index of the hidden state before the next tokens of the row's request, and its
-        # tokens that the latest call of `limits` has found.
+        # Number of the target's steps.
+        self._step = 0
+        # By row of the block table: the index of the hidden state before the next tokens of the row's request.
         self._sources: dict[int, int] = {}
-        self._found: dict[int | None, Scheduled] = {}
+
+    def observe(self, batch: Batch) -> None:
+        self._step, first = self._step + 1, 0
+        for request, parts in by_request(batch):
+            request.draft_source = DraftSource(self._step, parts[0].start, first)
+            first += num_tokens(parts)
 
     def limits(self, requests: Sequence[GenerationRequest], most: int) -> list[int]:
         if not self._has_room(requests):
             return [0] * len(requests)
-        self._found = {part.row: part for part in self._latest(requests)}
-        return [most if request.row in self._found else 0 for request in requests]
+        return [most if self._latest([request]) else 0 for request in requests]
 
     def follow(self, requests: Sequence[Request]) -> None:
         batch = [msgspec.structs.replace(part, samples=False) for part in self._latest(requests)]
@@ -40,7 +46,7 @@ class HeadDrafter(ChainDrafter):
             self._tokens(batch)
 
     def draft(self, requests: Sequence[GenerationRequest], lengths: Sequence[int]) -> list[list[int]]:
-        batch = [self._found[request.row] for request in self._with_room(requests, lengths)]
+        batch = self._latest(self._with_room(requests, lengths))
         return draft_chains(requests, lengths, batch, self._tokens)
 
     def _latest(self, requests: Sequence[Request]) -> Batch:
@@ -50,14 +56,14 @@ class HeadDrafter(ChainDrafter):
         """
         batch: Batch = []
         self._sources = {}
-        wanted, first = {request.row: request for request in requests}, 0
-        for request, parts in by_request(self._executor.batch):
-            row, start = parts[0].row, parts[0].start
-            count = request.computed - start
-            if wanted.get(row) is request and count > 0:
-                batch.append(Scheduled(request, row, start + 1, count, samples=True))
-                self._sources[row] = first
-            first += num_tokens(parts)
+        for request in requests:
+            source = request.draft_source
+            if source is None or source.step != self._step or request.computed <= source.start:
+                continue
+            assert request.row is not None
+            count = request.computed - source.start
+            batch.append(Scheduled(request, request.row, source.start + 1, count, samples=True))
+            self._sources[request.row] = source.first
         return batch
 
     def _tokens(self, batch: Batch) -> list[int]:

@@ -19,11 +19,11 @@ class ModelDrafter(ChainDrafter):
     that the model has computed for another request are not computed again.
     """
 
-    def __init__(self, executor: Executor, longest: int) -> None:
-        """longest: the number of tokens that a sequence of the draft model may have."""
+    def __init__(self, executor: Executor, longest: int, budget: int) -> None:
+        """longest: the number of tokens that a sequence of the draft model may have; budget: those of a step."""
         super().__init__(executor)
         self._longest = longest
-        self._budget = executor.runner.config.scheduler_config.max_num_batched_tokens
+        self._budget = budget
         # Of a token in a large batch, by which those that are behind are priced.
         self.token_seconds = 0.0
         # By block: its latest allocation in which the model has computed all its tokens.

@@ -6,6 +6,7 @@ from engine_server.config import EngineConfig
 from engine_server.core.draft_state.acceptance import Acceptance
 from engine_server.core.draft_state.draft_history import DraftHistory
 from engine_server.core.executor import Executor
+from engine_server.core.scheduling.batch import Batch
 from engine_server.core.scheduling.request import GenerationRequest, Request
 from engine_server.core.speculation.cost_model import DraftAllocation, seconds_by_rows
 from engine_server.core.speculation.drafter import Drafter
@@ -25,6 +26,10 @@ class Speculator:
         self._most = most
         # Of all requests, with which a new one begins.
         self._everyone = Acceptance()
+
+    def observe(self, batch: Batch) -> None:
+        """Take in that a step was launched."""
+        self._drafter.observe(batch)
 
     def observe_host(self, seconds: float) -> None:
         """Take in the time that the host has worked on a step of an engine whose steps overlap."""
@@ -103,14 +108,15 @@ def make_speculator(config: EngineConfig, executor: Executor) -> Speculator | No
     settings, scheduling = config.speculative_config, config.scheduler_config
     if settings is None:
         return None
-    if executor.runner.loaded.rope is not None:
+    if executor.first.stretched:
         raise UnsupportedModelError(
             "speculative_config is set, and the model's rope changes with a sequence's length, so that drafts would be "
             "verified by other keys than without; only None is allowed"
         )
     drafter: Drafter
     if settings.draft_model_config is not None:
-        drafter = ModelDrafter(executor, settings.draft_model_config.max_model_len)
+        longest = settings.draft_model_config.max_model_len
+        drafter = ModelDrafter(executor, longest, scheduling.max_num_batched_tokens)
     elif settings.has_head:
         drafter = HeadDrafter(executor)
     else:

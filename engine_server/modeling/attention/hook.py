@@ -97,6 +97,7 @@ class ForwardContext:
         finally:
             _running.reset(token)
             self._inputs = self._pending = None
+            self.backend.end()
 
 
 def running_forward() -> ForwardContext:

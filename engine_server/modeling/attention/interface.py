@@ -123,6 +123,9 @@ class AttentionBackend(ABC):
     def stage(self, inputs: StepInputs) -> None:  # noqa: B027
         """Prepare a step of decodes that was captured. Does nothing if all data is in `inputs.staged`."""
 
+    def end(self) -> None:  # noqa: B027
+        """Forget a step's inputs. To be called after its forward."""
+
     def step_tensors(self) -> list[Tensor]:
         """Return what this step's captured layers read besides `inputs.staged`, in a fixed order."""
         return []

@@ -20,6 +20,9 @@ class StepAttention(AttentionBackend):
             (slice(start, start + length), Sequence(length, self.writes_scores)) for start, length in spans
         ]
 
+    def end(self) -> None:
+        self._sequences = []
+
     def attend(
         self, layer: int | None, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
     ) -> Tensor:

@@ -49,11 +49,14 @@ class TorchAttention(AttentionBackend):
 
     def begin(self, inputs: StepInputs) -> None:
         self._inputs = inputs
+        # A copy, since recorded programs read it until the next step, when the inputs are gone.
         self._slots = [
-            Slots(torch.from_numpy(np.ascontiguousarray(slots)).to(self.device), self.block_size)
-            for slots in inputs.slots
+            Slots(torch.from_numpy(slots.copy()).to(self.device), self.block_size) for slots in inputs.slots
         ]
         self._parts: dict[int, list[Part]] = {}
+
+    def end(self) -> None:
+        del self._inputs
 
     def stage(self, inputs: StepInputs) -> None:
         self.begin(inputs)

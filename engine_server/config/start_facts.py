@@ -1,0 +1,18 @@
+"""What is known once the model is loaded."""
+
+import msgspec
+
+
+class StartFacts(msgspec.Struct, frozen=True):
+    """What the first rank has found out during the start."""
+
+    # Of each kind of attention without a window, or of every kind if all have windows; 0: there is no cache.
+    num_blocks: int
+    # Of the KV cache; 0: there is none.
+    bytes_per_token: int
+    # Results are bitwise independent of batch composition.
+    batch_invariant: bool
+    # The kernels in use, for people.
+    kernels: str
+    # Bytes of the device by part of the engine.
+    memory: dict[str, int]
