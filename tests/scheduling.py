@@ -1,6 +1,7 @@
 """Schedulers without a model, for tests of the scheduler."""
 
 from engine_server.config import CacheConfig, SchedulerConfig
+from engine_server.config.scheduler import SchedulingPolicy
 from engine_server.core.cache.block_pool import BlockPool
 from engine_server.core.cache.block_table import BlockTable
 from engine_server.core.scheduling.batch import Batch, sampled_part
@@ -26,12 +27,13 @@ def make(
     windows: tuple[Window | None, ...] = (None,),
     caching: bool = True,
     pools: tuple[int, ...] = (),
+    policy: SchedulingPolicy = "fcfs",
     **limits: int,
 ) -> Scheduler:
     """Return a scheduler whose kinds of attention, those of `windows`, share a pool or have those of `pools`."""
     config = SchedulerConfig(
-        max_num_batched_tokens=budget, max_num_seqs=seats, enable_chunked_prefill=chunked, **limits
-    )
+        max_num_batched_tokens=budget, max_num_seqs=seats, enable_chunked_prefill=chunked, policy=policy, **limits,
+    )  # fmt: skip
     cache = CacheConfig(
         block_size=BLOCK, gpu_memory_utilization=0.9, kv_cache_memory_bytes=None, num_gpu_blocks_override=None,
         enable_prefix_caching=caching,

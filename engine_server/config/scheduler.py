@@ -1,6 +1,25 @@
 """Settings of the scheduler."""
 
+from typing import Literal, NamedTuple
+
 import msgspec
+
+SchedulingPolicy = Literal["fcfs", "priority"]
+
+
+class PolicyDescription(NamedTuple):
+    """What the engine's users need to know of a scheduling policy, whose queue is in core/scheduling/waiting.py."""
+
+    # By what requests are ordered.
+    order: str
+    # True if a request may have a priority.
+    takes_priorities: bool
+
+
+SCHEDULING_POLICIES: dict[SchedulingPolicy, PolicyDescription] = {
+    "fcfs": PolicyDescription("by arrival", takes_priorities=False),
+    "priority": PolicyDescription("by priority and then arrival", takes_priorities=True),
+}
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -10,8 +29,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_batched_tokens: int
     max_num_seqs: int
     enable_chunked_prefill: bool
-    # "fcfs" or "priority".
-    policy: str = "fcfs"
+    policy: SchedulingPolicy = "fcfs"
     # Prepare a step while the previous one runs; None: on a GPU.
     async_scheduling: bool | None = None
     # Maximum number of waiting requests; None: any number.
@@ -22,6 +40,11 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     long_prefill_token_threshold: int = 0
     # Maximum number of draft tokens of all requests together.
     max_num_drafts: int = 0
+
+    @property
+    def takes_priorities(self) -> bool:
+        """True if a request may have a priority."""
+        return SCHEDULING_POLICIES[self.policy].takes_priorities
 
     @property
     def max_num_rows(self) -> int:

@@ -108,13 +108,13 @@ class FrontEnd:
         self._prompt_adapter(submission.prompt_adapter_request)
         refuse(
             trace_headers=submission.trace_headers if not self.traces else None,
-            priority=submission.priority if self.config.policy == "fcfs" else 0,
+            priority=0 if self.config.takes_priorities else submission.priority,
         )
         self.check_room(1)
 
     def _priority(self, submission: Submission) -> int:
         """Return a request's priority: its caller's, where requests are scheduled by it."""
-        if submission.caller is not None and self.config.policy == "priority":
+        if submission.caller is not None and self.config.takes_priorities:
             return submission.caller.priority
         return check_priority(submission.priority)
 

@@ -200,7 +200,9 @@ def test_every_request_ends_whatever_adapters_of_both_kinds_it_names(
         loras = Pool(slots, slots + more)
         pools = AdapterPools(loras, prompt_pool(prompts))
     table = BlockTable([BlockPool(60)], 4, 32, 4, [None])
-    config = SchedulerConfig(max_num_batched_tokens=16, max_num_seqs=4, enable_chunked_prefill=True)
+    config = SchedulerConfig(
+        max_num_batched_tokens=16, max_num_seqs=4, enable_chunked_prefill=True, policy="priority"
+    )
     scheduler = Scheduler(config, table, [], True, lambda block_ids: None, adapters=pools)
     arrivals = list(enumerate(wanted))
     for turn in range(1000):

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Collection
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import example, given
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scheduling import BLOCK, EOS, LONGEST, make, request, run
 
 from engine_server.config import SchedulerConfig
+from engine_server.config.scheduler import SchedulingPolicy
 from engine_server.core.cache.block_pool import BlockPool, Key
 from engine_server.core.cache.block_table import BlockTable
 from engine_server.core.model_inputs import model_inputs
@@ -213,24 +214,26 @@ class Run:
     0,
     None,
     (0, 0, 0),
+    "fcfs",
 )
 @example(  # a request is preempted while a step verifies its drafts, of which the first is wrong
     [("add", 1, 0, 9, 0), ("step", set()), ("draft", [8, 8]), ("sleep",)],
-    10, 8, 1, True, [None], True, True, 0, 0, None, (0, 0, 0),
+    10, 8, 1, True, [None], True, True, 0, 0, None, (0, 0, 0), "fcfs",
 )  # fmt: skip
 @given(
     operations, st.integers(10, 40), st.integers(1, 64), st.integers(1, 8), st.booleans(), several_windows,
     st.booleans(), st.booleans(), st.integers(0, 12), st.integers(0, 3), st.one_of(st.none(), st.integers(5, 30)),
-    pools_of_three,
+    pools_of_three, st.sampled_from(get_args(SchedulingPolicy)),
 )  # fmt: skip
 def test_any_plan_leaks_no_block_and_ends_every_request(
     plan, num_blocks: int, budget: int, seats: int, chunked: bool, windows: list[Window | None], caching: bool,
     overlapped: bool, threshold: int, max_partial: int, rope_limit: int | None, pools: tuple[int, ...],
+    policy: SchedulingPolicy,
 ) -> None:  # fmt: skip
     """Prompts share a prefix. Every token that is attended to was computed, and no request receives too many tokens."""
     scheduler = make(
         num_blocks, budget if chunked else max(budget, LONGEST), seats, chunked, tuple(windows), caching,
-        pools[: len(windows)], long_prefill_token_threshold=threshold, max_num_partial_prefills=max_partial,
+        pools[: len(windows)], policy, long_prefill_token_threshold=threshold, max_num_partial_prefills=max_partial,
     )  # fmt: skip
     if rope_limit is not None:
         scheduler.rope_regime = lambda request: int(len(request.token_ids) > rope_limit)
@@ -286,7 +289,7 @@ def test_prompt_runs_whole_without_chunked_prefill() -> None:
 
 def test_block_that_a_preempted_request_did_not_fill_is_not_cached() -> None:
     """The request's token would have filled a block in the step in which an earlier request takes its blocks."""
-    scheduler = make(num_blocks=7, budget=9, seats=2, windows=(None, Window(8)))
+    scheduler = make(num_blocks=7, budget=9, seats=2, windows=(None, Window(8)), policy="priority")
     last = request("last", 6, 20)
     last.priority = 1
     scheduler.add(last)

@@ -47,7 +47,7 @@ def test_filled_block_is_cached_in_the_step_that_fills_it() -> None:
 
 
 def test_request_takes_its_place_among_decodes_once_its_prompt_is_computed() -> None:
-    scheduler = make(num_blocks=40, budget=8, seats=4)
+    scheduler = make(num_blocks=40, budget=8, seats=4, policy="priority")
     scheduler.add(request("decodes", 2, 20))
     run(scheduler, scheduler.schedule())
     first = request("first", 12, 5)

@@ -56,7 +56,7 @@ class Request(ABC):
     scheduled: float | None = None
     # A lower number runs first.
     priority: int = 0
-    # Order in which requests run: priority, then arrival.
+    # Order in which requests run: the scheduling policy's rank, then arrival.
     queue_position: tuple[int, int] = (0, 0)
     # On the monotonic clock.
     deadline: float | None = None

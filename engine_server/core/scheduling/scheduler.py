@@ -1,15 +1,12 @@
 """Iteration-level scheduling over one paged KV cache."""
 
-import itertools
 import math
 import time
-from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
-from operator import attrgetter
 from typing import NamedTuple
 
 from engine_server.config import SchedulerConfig
-from engine_server.core.adapters.adapter_pools import NO_POOLS, AdapterPools, AnyPool
+from engine_server.core.adapters.adapter_pools import NO_POOLS, AdapterPools
 from engine_server.core.cache.block_table import BlockTable
 from engine_server.core.scheduling.batch import Batch, Scheduled, by_request, num_tokens, sampled_part
 from engine_server.core.scheduling.draft_counts import DraftCounts
@@ -18,11 +15,9 @@ from engine_server.core.scheduling.rows import Rows
 from engine_server.core.scheduling.scheduler_state import SchedulerState
 from engine_server.core.scheduling.step_result import StepResult
 from engine_server.core.scheduling.verification import verified_results
+from engine_server.core.scheduling.waiting import waiting_requests
 from engine_server.requests.messages import RequestStep
 from engine_server.requests.scheduler_stats import SchedulerStats
-
-by_queue_position = attrgetter("queue_position")
-
 
 # Maximum number of attempts to compute a request whose steps run out of memory; each halves the step.
 MOST_RETRIES = 5
@@ -45,9 +40,9 @@ class Scheduler:
     """The choice of each step's requests and their numbers of tokens (Orca, OSDI '22; vLLM, SOSP '23).
 
     A step has a budget of tokens. Decodes come first, so that a long prompt never stalls them; prompts take the rest,
-    in chunks, by priority and then by arrival. When blocks run out, the running request that is last in this order is
-    preempted: its blocks are freed, and it is computed again later. Its tokens and its queue position are kept, so that
-    no output is lost and the first request in order always makes progress.
+    in chunks, in the order of the policy (waiting.py). When blocks run out, the running request that is last in this
+    order is preempted: its blocks are freed, and it is computed again later. Its tokens and its queue position are
+    kept, so that no output is lost and the first request in order always makes progress.
 
     enable_prefix_caching: share blocks between requests with equal prefixes (vLLM's automatic prefix caching).
     erase: zeroes blocks of each pool whose content is arbitrary, before other requests use them.
@@ -76,15 +71,13 @@ class Scheduler:
         self.rope_regime = rope_regime
         self.adapters = adapters
         self.rows = rows
-        # Sorted by queue position.
-        self.waiting: list[Request] = []
+        self.waiting = waiting_requests(config.policy)
         self.running: list[Request] = []
         self.requests: dict[str, Request] = {}
         # The running requests in the order of a step; None: it has changed.
         self._order: list[Request] | None = None
         self._budget = config.max_num_batched_tokens
         self._refusal: Refusal | None = None
-        self._arrivals = itertools.count()
         # Counts since the last call of `stats`.
         self._num_preemptions = self._num_queried = self._num_hit = 0
         self._drafts = DraftCounts()
@@ -99,12 +92,11 @@ class Scheduler:
         return self.requests.get(request.request_id) is request
 
     def add(self, request: Request) -> None:
-        """Queue a request after all others of its priority."""
-        request.queue_position = (request.priority, next(self._arrivals))
+        """Queue a new request."""
         if self.rope_regime is not None:
             request.rope_regime = self.rope_regime(request)
         self.requests[request.request_id] = request
-        insort(self.waiting, request, key=by_queue_position)
+        self.waiting.add(request)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Remove requests and free their blocks immediately. Unknown ids are ignored."""
@@ -151,7 +143,7 @@ class Scheduler:
                 spare -= len(drafts)
         # After a preemption nothing is admitted, or the preempted request would take its blocks back.
         while self._num_preemptions == preempted and budget:
-            first = self._next_waiting()
+            first = self.waiting.first(self.adapters)
             if first is None or not self._admit(first, budget, batch):
                 break
             budget -= batch[-1].num_tokens
@@ -265,14 +257,11 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Assert that requests, rows and blocks agree between two calls. Takes time linear in the number of blocks."""
         self.table.check_integrity()
+        self.waiting.check_integrity()
         queued = [*self.running, *self.waiting]
         assert len(queued) == len(self.requests), "a request is in no queue, or in more than one"
         assert all(self.requests.get(request.request_id) is request for request in queued), (
             "a queue contains a request that has ended"
-        )
-        assert self.waiting == sorted(self.waiting, key=by_queue_position), "the queue is out of order"
-        assert all(request.row is None and not request.computed for request in self.waiting), (
-            "a waiting request has a row or computed tokens"
         )
         rows = {request.row for request in self.running}
         assert None not in rows and len(rows) == len(self.running), (
@@ -296,21 +285,6 @@ class Scheduler:
                 self.running, key=lambda request: (request.pending > 1, request.queue_position)
             )
         return self._order
-
-    def _next_waiting(self) -> Request | None:
-        """Return the first waiting request that nothing but memory can hold back.
-
-        One whose adapter finds no slot, or no room in memory, holds back later ones with adapters of its kind, so that
-        it gets the next; other requests pass it. So do those that have started, whose adapters stay in memory until
-        they end.
-        """
-        reserved: set[AnyPool] = set()
-        for request in self.waiting:
-            kept = reserved if request.scheduled is None else ()
-            if request.ready and self.adapters.can_run(request.adapters, kept):
-                return request
-            reserved |= self.adapters.lacking(request.adapters)
-        return None
 
     def _admit(self, request: Request, budget: int, batch: Batch) -> bool:
         """Start the first waiting request if there are a row, enough budget, and blocks for all its tokens."""
@@ -419,16 +393,16 @@ class Scheduler:
             request.steady_until = min(last, self.table.steady_until(request.row, self.enable_prefix_caching))
 
     def _make_room(self, request: Request, num_tokens: int, batch: Batch) -> bool:
-        """Take blocks for a request's next tokens, preempting the last requests in order while there are too few.
+        """Take blocks for a request's next tokens, preempting requests while there are too few.
 
         Return False if the request itself was preempted.
         """
         assert request.row is not None
         until, total = request.computed + num_tokens, len(request.token_ids)
         while not self.table.grow(request.row, request.computed, until, total):
-            last = max(self.running, key=by_queue_position)
-            self._preempt(last, batch)
-            if last is request:
+            preempted = self.waiting.first_to_preempt(self.running)
+            self._preempt(preempted, batch)
+            if preempted is request:
                 return False
         return True
 
@@ -439,7 +413,7 @@ class Scheduler:
         freed = self._release(request, request.confirmed if request.num_unknown else request.computed)
         if request.num_unknown:
             self.erase(freed)
-        insort(self.waiting, request, key=by_queue_position)
+        self.waiting.put_back(request)
         self._num_preemptions += 1
 
     def _preempt_outdated_ropes(self) -> None:

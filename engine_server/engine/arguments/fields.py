@@ -2,12 +2,13 @@
 
 import argparse
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
 from engine_server.config import LogprobsMode
 from engine_server.config.quantization import Quantization
+from engine_server.config.scheduler import SCHEDULING_POLICIES, SchedulingPolicy
 from engine_server.engine.arguments.flags import (
     compilation,
     context_length,
@@ -218,8 +219,10 @@ class SchedulerArguments:
         "the maximum number of waiting completions, each prompt and each choice of n being one; more are refused "
         "(default: any number; in the server 8 times max_num_seqs, and at least 2048)",
     )
-    scheduling_policy: Literal["fcfs", "priority"] = argument(
-        "fcfs", "the order in which requests run: by arrival, or by priority and then arrival"
+    scheduling_policy: SchedulingPolicy = argument(
+        "fcfs",
+        "the order in which requests run: "
+        + ", or ".join(SCHEDULING_POLICIES[policy].order for policy in get_args(SchedulingPolicy)),
     )
     enable_chunked_prefill: bool = argument(
         True, "compute long prompts in chunks, in steps shared with other requests"
