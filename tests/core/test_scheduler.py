@@ -419,6 +419,25 @@ def test_refused_prompt_is_not_looked_up_again_before_it_may_fit(chunked: bool, 
     assert [scheduled.request.request_id for scheduled in batch] == ["again"]
 
 
+def test_refused_prompt_is_looked_up_again_after_another_with_its_beginning_was_admitted() -> None:
+    scheduler = make(num_blocks=12, budget=64, seats=4, policy="priority")
+    scheduler.add(GenerationRequest("runs", [50] * 16, 16, SamplingParams(), 4))
+    run(scheduler, scheduler.schedule())
+    scheduler.add(request("refused", 32, 1))
+    run(scheduler, scheduler.schedule())
+    assert scheduler.debug_state().waiting == ("refused",)
+    urgent = request("urgent", 20, 8)
+    urgent.priority = -1
+    scheduler.add(urgent)
+    while "runs" in scheduler.requests:
+        run(scheduler, scheduler.schedule())
+
+    batch = scheduler.schedule()
+
+    # Without the blocks of the shared beginning it would not fit.
+    assert [scheduled.request.request_id for scheduled in batch] == ["urgent", "refused"]
+
+
 def test_choices_of_one_prompt_hash_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
     hashed = []
 

@@ -5,6 +5,7 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
@@ -28,6 +29,20 @@ VIRTUAL = 0
 NEVER = 1 << 62
 # Placeholder for a token that a launched step samples, of which the host knows not even a draft.
 UNKNOWN = -1
+
+
+class Refusal(NamedTuple):
+    """The resources that a waiting request lacked when it was last refused.
+
+    They are recorded since computing them looks up every block of the prompt.
+    """
+
+    # Number of tokens that were not cached.
+    num_tokens: int
+    # Number of free blocks of each kind that admission takes.
+    num_blocks: list[int]
+    # Number of requests that had been admitted. A later one may have computed blocks that the request can share.
+    num_admitted: int
 
 
 @dataclass(slots=True, eq=False)
@@ -68,6 +83,8 @@ class Request(ABC):
     prompt_hashes: list[bytes] = field(default_factory=list)
     # Prompt tokens that were found in the prefix cache when the request first ran.
     num_cached: int = 0
+    # None if it was never refused.
+    refusal: Refusal | None = None
     # Number of steps with this request that ran out of memory.
     num_retries: int = 0
     # Embeddings in place of those of the prompt's tokens, in order; shared by the choices of one prompt.

@@ -3,14 +3,13 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
 
 from engine_server.config import SchedulerConfig
 from engine_server.core.adapters.adapter_pools import NO_POOLS, AdapterPools
 from engine_server.core.cache.block_table import BlockTable
 from engine_server.core.scheduling.batch import Batch, Scheduled, by_request, num_tokens, sampled_part
 from engine_server.core.scheduling.draft_counts import DraftCounts
-from engine_server.core.scheduling.request import UNKNOWN, GenerationRequest, Request
+from engine_server.core.scheduling.request import UNKNOWN, GenerationRequest, Refusal, Request
 from engine_server.core.scheduling.rows import Rows
 from engine_server.core.scheduling.scheduler_state import SchedulerState
 from engine_server.core.scheduling.step_result import StepResult
@@ -21,19 +20,6 @@ from engine_server.requests.scheduler_stats import SchedulerStats
 
 # Maximum number of attempts to compute a request whose steps run out of memory; each halves the step.
 MOST_RETRIES = 5
-
-
-class Refusal(NamedTuple):
-    """The resources that the first waiting request lacked when it was last refused.
-
-    They are recorded since computing them looks up every block of the prompt.
-    """
-
-    request: Request
-    # Number of tokens that were not cached.
-    num_tokens: int
-    # Number of free blocks of each kind that admission takes.
-    num_blocks: list[int]
 
 
 class Scheduler:
@@ -77,7 +63,7 @@ class Scheduler:
         # The running requests in the order of a step; None: it has changed.
         self._order: list[Request] | None = None
         self._budget = config.max_num_batched_tokens
-        self._refusal: Refusal | None = None
+        self._num_admitted = 0
         # Counts since the last call of `stats`.
         self._num_preemptions = self._num_queried = self._num_hit = 0
         self._drafts = DraftCounts()
@@ -298,9 +284,9 @@ class Scheduler:
         count = self._chunk(total - cached, budget)
         num_blocks = self.table.num_missing(hashes, cached, cached + count, total)
         if (whole and count < total - cached) or not self.table.has_free(num_blocks):
-            self._refusal = Refusal(request, total - cached, num_blocks)
+            request.refusal = Refusal(total - cached, num_blocks, self._num_admitted)
             return False
-        self._refusal = None
+        self._num_admitted += 1
         row = self.table.open(hashes, cached)
         self.table.grow(row, cached, cached + count, total)
         self.waiting.remove(request)
@@ -321,8 +307,8 @@ class Scheduler:
 
     def _is_refused_still(self, request: Request, budget: int, whole: bool) -> bool:
         """Return True for a request that was refused and whose needs still can't be met."""
-        refusal = self._refusal
-        if refusal is None or refusal.request is not request:
+        refusal = request.refusal
+        if refusal is None or refusal.num_admitted < self._num_admitted:
             return False
         too_long = whole and self._chunk(refusal.num_tokens, budget) < refusal.num_tokens
         return too_long or not self.table.has_free(refusal.num_blocks)
