@@ -161,8 +161,13 @@ class Request(ABC):
 
     @property
     @abstractmethod
+    def max_length(self) -> int:
+        """Number of tokens that it has at its end, if nothing ends it before."""
+
+    @property
     def last_result_launched(self) -> bool:
         """True once no further step can be needed: the last result is in flight."""
+        return self.num_unknown > 0 and len(self.token_ids) >= self.max_length
 
     @property
     def ready(self) -> bool:
@@ -262,8 +267,8 @@ class GenerationRequest(Request):
             self.needs_last_token_from = reasoning.budget  # the reasoning is no longer than the output
 
     @property
-    def last_result_launched(self) -> bool:
-        return self.num_unknown > 0 and self.num_output >= self.max_tokens
+    def max_length(self) -> int:
+        return self.num_prompt + self.max_tokens
 
     @property
     def ready(self) -> bool:
@@ -326,8 +331,8 @@ class PoolingRequest(Request):
     token_type_ids: list[int] | None = None
 
     @property
-    def last_result_launched(self) -> bool:
-        return self.num_unknown > 0
+    def max_length(self) -> int:
+        return self.num_prompt
 
     def expect_result(self, draft: int = UNKNOWN) -> None:
         self.num_unknown += 1

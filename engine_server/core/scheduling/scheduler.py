@@ -9,7 +9,7 @@ from engine_server.core.adapters.adapter_pools import NO_POOLS, AdapterPools
 from engine_server.core.cache.block_table import BlockTable
 from engine_server.core.scheduling.batch import Batch, Scheduled, by_request, num_tokens, sampled_part
 from engine_server.core.scheduling.draft_counts import DraftCounts
-from engine_server.core.scheduling.request import UNKNOWN, GenerationRequest, Refusal, Request
+from engine_server.core.scheduling.request import UNKNOWN, Refusal, Request
 from engine_server.core.scheduling.rows import Rows
 from engine_server.core.scheduling.scheduler_state import SchedulerState
 from engine_server.core.scheduling.step_result import StepResult
@@ -343,10 +343,10 @@ class Scheduler:
 
     def _fitting_drafts(self, request: Request, spare: int) -> list[int]:
         """Take a decoding request's drafts as far as the step, the request's limit and free blocks have room."""
-        if not isinstance(request, GenerationRequest) or not request.drafts:
+        if not request.drafts:
             return []
         drafts, request.drafts = request.drafts, []
-        drafts = drafts[: max(0, min(spare, request.max_tokens - request.num_output - 1))]
+        drafts = drafts[: max(0, min(spare, request.max_length - len(request.token_ids) - 1))]
         if request.pending > 1 or request.num_unknown or not drafts:  # they may be those of an earlier step
             return []
         if self.table.num_free < len(self.running):
@@ -374,9 +374,9 @@ class Scheduler:
                 self.table.publish(request.row, request.hashes, full)
         if count > 1 or not samples:
             self._order = None  # the request may have become a decoding one
-        if samples and isinstance(request, GenerationRequest):
-            last = request.num_prompt + request.max_tokens - 1
-            request.steady_until = min(last, self.table.steady_until(request.row, self.enable_prefix_caching))
+        if samples:
+            steady_until = self.table.steady_until(request.row, self.enable_prefix_caching)
+            request.steady_until = min(request.max_length - 1, steady_until)
 
     def _make_room(self, request: Request, num_tokens: int, batch: Batch) -> bool:
         """Take blocks for a request's next tokens, preempting requests while there are too few.
