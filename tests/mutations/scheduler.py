@@ -4,6 +4,7 @@ from fault import Fault
 
 REQUEST = "engine_server/core/scheduling/request.py"
 SCHEDULER = "engine_server/core/scheduling/scheduler.py"
+WAITING = "engine_server/core/scheduling/waiting.py"
 SCHEDULER_TESTS = ("tests/core/test_scheduler.py", "tests/core/test_scheduled_drafts.py")
 
 FAULTS = (
@@ -22,6 +23,20 @@ FAULTS = (
         "return too_long or not self.table.has_free(refusal.num_blocks)",
         "return False",
         SCHEDULER_TESTS,
+    ),
+    Fault(
+        "a refused prompt waits for memory of blocks that it could share with a request admitted since",
+        SCHEDULER,
+        "refusal is None or refusal.num_admitted < self._num_admitted",
+        "refusal is None",
+        SCHEDULER_TESTS,
+    ),
+    Fault(
+        "a preempted request waits behind all others",
+        WAITING,
+        "insort(self._requests, request, key=by_queue_position)",
+        "self._requests.append(request)",
+        ("tests/core/scheduling/test_waiting.py",),
     ),
     # Fix repeated lookups of a waiting prompt and repeated hashing of its choices
     Fault(

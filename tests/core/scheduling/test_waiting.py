@@ -7,6 +7,7 @@ from scheduling import make, request, run
 
 from engine_server.config.scheduler import SCHEDULING_POLICIES, SchedulingPolicy
 from engine_server.core.scheduling.scheduler import Scheduler
+from engine_server.core.scheduling.waiting import WaitingRequests, waiting_requests
 
 POLICIES = get_args(SchedulingPolicy)
 
@@ -15,6 +16,12 @@ def add(scheduler: Scheduler, name: str, priority: int = 0) -> None:
     one = request(name, 20, 15)
     one.priority = priority
     scheduler.add(one)
+
+
+def test_each_policy_has_a_queue_of_its_own() -> None:
+    queues = [type(waiting_requests(policy)) for policy in POLICIES]
+
+    assert sorted(queues, key=repr) == sorted(WaitingRequests.__subclasses__(), key=repr)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
