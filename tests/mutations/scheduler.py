@@ -22,14 +22,14 @@ FAULTS = (
         SCHEDULER,
         "return too_long or not self.table.has_free(refusal.num_blocks)",
         "return False",
-        SCHEDULER_TESTS,
+        ("tests/core/scheduling/test_refusals.py",),
     ),
     Fault(
         "a refused prompt waits for memory of blocks that it could share with a request admitted since",
         SCHEDULER,
         "refusal is None or refusal.num_admitted < self._num_admitted",
         "refusal is None",
-        SCHEDULER_TESTS,
+        ("tests/core/scheduling/test_refusals.py",),
     ),
     Fault(
         "a preempted request waits behind all others",
