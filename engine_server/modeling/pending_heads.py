@@ -1,4 +1,4 @@
-"""Norms and rotations of queries and keys that the model left to the attention backend.
+"""What a layer gives to attention: its heads, with the norms and the rotation that the model left to the backend.
 
 A backend computes them before attention, or in the same kernel that writes K and V to the cache.
 """
@@ -35,7 +35,7 @@ class PendingRotation(NamedTuple):
     interleaved: bool
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, frozen=True)
 class PendingHeads:
     """What one layer's attention still has to compute: norms of queries and keys first, then the rotation."""
 
@@ -50,3 +50,23 @@ class PendingHeads:
         if self.rotation is None:
             return query, key
         return self.rotation.rotate(query, key, *self.rotation[1:])
+
+    def apply_to_query(self, query: Tensor) -> Tensor:
+        """Return the normed and rotated query, [T, heads, dim]."""
+        query = query if self.query_norm is None else self.query_norm.add(query)[1]
+        return query if self.rotation is None else self.rotation.rotate(query, query, *self.rotation[1:])[0]
+
+
+NOTHING_PENDING = PendingHeads()
+
+
+class Heads(NamedTuple):
+    """One layer's heads of a step's T tokens."""
+
+    # [T, query heads, dim]
+    query: Tensor
+    # [T, kv heads, dim]
+    key: Tensor
+    # [T, kv heads, value dim]
+    value: Tensor
+    pending: PendingHeads = NOTHING_PENDING

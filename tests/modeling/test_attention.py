@@ -12,6 +12,7 @@ from engine_server.modeling.attention.step_attention import StepAttention
 from engine_server.modeling.attention.torch_backend import TorchAttention
 from engine_server.modeling.attention.torch_scores import Sequence
 from engine_server.modeling.memory.cache_layout import LayerShape, lay_out
+from engine_server.modeling.pending_heads import Heads
 from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.modeling.scoring import Scoring
 from engine_server.modeling.window import Window
@@ -113,7 +114,7 @@ def attend(
     slots = blocks[np.arange(len(at)), at // 16].astype(np.int64) * 16 + at % 16
     starts = np.arange(len(at))
     backend.begin(StepInputs(at, at, [slots], starts, ones, at + 1, [blocks], starts))
-    return backend.attend(0, query, key, value, Scoring(16**-0.5))
+    return backend.attend(0, Heads(query, key, value), Scoring(16**-0.5))
 
 
 def flat(prompts: list[torch.Tensor]) -> StepInputs:

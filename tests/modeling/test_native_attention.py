@@ -17,6 +17,7 @@ from engine_server.modeling.attention.interface import StepInputs
 from engine_server.modeling.attention.native_backend import NativeAttention, NativeStepAttention
 from engine_server.modeling.attention.step_attention import StepAttention
 from engine_server.modeling.memory.cache_layout import FLOAT8, INT8, LayerShape, lay_out, quantised
+from engine_server.modeling.pending_heads import Heads
 from engine_server.modeling.platform.cpu import NativePlatform
 from engine_server.modeling.scoring import Scoring
 from engine_server.modeling.window import Window
@@ -26,7 +27,7 @@ CPU = NativePlatform()
 SLACK = {torch.float32: 2e-5, torch.bfloat16: 0.03}
 
 
-class Heads(NamedTuple):
+class HeadSizes(NamedTuple):
     """Numbers and sizes of heads."""
 
     queries: int
@@ -49,7 +50,7 @@ class Cache:
     def __init__(
         self,
         contexts: list[int],
-        heads: Heads,
+        heads: HeadSizes,
         dtype: torch.dtype,
         scoring: Scoring,
         block_size: int = 16,
@@ -98,7 +99,7 @@ class Cache:
         # As a fused projection gives them: neither tokens nor heads are contiguous.
         given = [torch.stack((one, one), 2)[:, :, 0] for one in given]
         self.backend.begin(step)
-        output = self.backend.attend(0, *given, self.scoring)
+        output = self.backend.attend(0, Heads(*given), self.scoring)
         return list(output.split(lengths.tolist()))
 
     def exact(self, chunk: Chunk) -> torch.Tensor:
@@ -137,7 +138,7 @@ DIMS = [
 def caches(draw: st.DrawFn) -> tuple[Cache, float]:
     """Draw a cache and the largest error of its dtype."""
     kv_heads, group = draw(st.integers(1, 2)), draw(st.integers(1, 8))
-    heads = Heads(kv_heads * group, kv_heads, *draw(st.sampled_from(DIMS)))
+    heads = HeadSizes(kv_heads * group, kv_heads, *draw(st.sampled_from(DIMS)))
     sinks, slopes = (
         draw(st.sampled_from([None, torch.linspace(least, 0.125, heads.queries)])) for least in (-2, 0)
     )
@@ -178,7 +179,7 @@ def test_chunks_of_prompts_and_decodes_in_one_step_equal_float64(
 @pytest.mark.parametrize("dtype", SLACK)
 def test_heads_of_each_size_attend_as_in_float64(dtype: torch.dtype, dims: tuple[int, int]) -> None:
     contexts = [1, 40, 150]
-    cache = Cache(contexts, Heads(5, 1, *dims), dtype, Scoring(dims[0] ** -0.5))
+    cache = Cache(contexts, HeadSizes(5, 1, *dims), dtype, Scoring(dims[0] ** -0.5))
     for tokens in (contexts, [1, 1, 1]):
         cache.check([Chunk(s, tokens[s], context) for s, context in enumerate(contexts)], SLACK[dtype])
 
@@ -195,7 +196,7 @@ def test_heads_of_each_size_attend_as_in_float64(dtype: torch.dtype, dims: tuple
 def test_bits_depend_on_a_token_and_its_context_alone(dtype: torch.dtype, options: dict, cache_dtype) -> None:
     """Equal bits alone and among others, in chunks and as decodes, with one thread and with two."""
     contexts = [400, 130, 257]
-    cache = Cache(contexts, Heads(6, 2, 64, 64), dtype, Scoring(0.3, **options), cache_dtype=cache_dtype)
+    cache = Cache(contexts, HeadSizes(6, 2, 64, 64), dtype, Scoring(0.3, **options), cache_dtype=cache_dtype)
     whole = cache.run([Chunk(s, context, context) for s, context in enumerate(contexts)])
 
     alone = [cache.run([Chunk(s, context, context)])[0] for s, context in enumerate(contexts)]
@@ -221,7 +222,7 @@ def test_bits_depend_on_a_token_and_its_context_alone(dtype: torch.dtype, option
 @pytest.mark.more
 def test_bits_of_a_long_context_that_threads_share_are_those_of_one_thread() -> None:
     """Each of the items into which it is cut has several pieces."""
-    cache = Cache([5000], Heads(6, 2, 64, 64), torch.bfloat16, Scoring(0.3))
+    cache = Cache([5000], HeadSizes(6, 2, 64, 64), torch.bfloat16, Scoring(0.3))
     cache.run([Chunk(0, 5000, 5000)])
     threads = torch.get_num_threads()
     outputs = []
@@ -237,13 +238,13 @@ def test_bits_of_a_long_context_that_threads_share_are_those_of_one_thread() -> 
 def test_nan_in_tokens_before_the_window_and_after_the_context_does_not_matter(dtype: torch.dtype) -> None:
     """The window starts, and the context ends, within a group of tokens."""
     context, window = 389, 50
-    cache = Cache([context], Heads(6, 2, 64, 64), dtype, Scoring(0.3, window=Window(window)))
+    cache = Cache([context], HeadSizes(6, 2, 64, 64), dtype, Scoring(0.3, window=Window(window)))
     cache.run([Chunk(0, window, context)])  # the first tokens to be written
     cache.check([Chunk(0, 1, context)], SLACK[dtype])
 
 
 def test_nan_in_one_sequence_does_not_reach_another() -> None:
-    cache = Cache([30, 30], Heads(6, 2, 64, 64), torch.float32, Scoring(0.125))
+    cache = Cache([30, 30], HeadSizes(6, 2, 64, 64), torch.float32, Scoring(0.125))
     chunks = [Chunk(0, 30, 30), Chunk(1, 30, 30)]
     whole = cache.run(chunks)
     cache.tensors[1][1][29] = torch.nan
@@ -253,7 +254,7 @@ def test_nan_in_one_sequence_does_not_reach_another() -> None:
 
 @pytest.mark.parametrize("cache_dtype", [INT8, FLOAT8])
 def test_quantised_cache_keeps_any_magnitude_and_nan(cache_dtype: torch.dtype) -> None:
-    cache = Cache([40], Heads(1, 1, 64, 64), torch.float32, Scoring(0.125), cache_dtype=cache_dtype)
+    cache = Cache([40], HeadSizes(1, 1, 64, 64), torch.float32, Scoring(0.125), cache_dtype=cache_dtype)
     cache.tensors[2][0] *= torch.logspace(-20, 20, 40)[:, None, None]
     cache.tensors[2][0][7] = 0
     data, scales = quantised(cache.tensors[2][0], cache_dtype)
@@ -268,7 +269,7 @@ def test_quantised_cache_keeps_any_magnitude_and_nan(cache_dtype: torch.dtype) -
 
 def test_dtypes_and_blocks_that_the_kernels_lack_are_computed_by_torch() -> None:
     for dtype, block_size in ((torch.float16, 16), (torch.float32, 8)):
-        cache = Cache([30], Heads(6, 2, 64, 64), dtype, Scoring(0.125), block_size)
+        cache = Cache([30], HeadSizes(6, 2, 64, 64), dtype, Scoring(0.125), block_size)
         for one in cache.backend.caches:
             one.zero_()
         cache.check([Chunk(0, 30, 30)], 2e-3)
@@ -282,7 +283,7 @@ def encode(
     positions = np.concatenate([np.arange(length) for length in lengths])
     starts, rows = np.cumsum(counts) - counts, np.arange(len(counts))
     backend.begin(StepInputs(positions, positions, [], starts, counts, counts, [], rows))
-    return backend.attend(0, *given, scoring)
+    return backend.attend(0, Heads(*given), scoring)
 
 
 @pytest.mark.parametrize("dtype", [*SLACK, torch.float16])

@@ -14,6 +14,7 @@ from engine_server import EngineArgs, LLMEngine, SamplingParams
 from engine_server.modeling.attention.hook import IMPLEMENTATION, ForwardContext, running_forward
 from engine_server.modeling.attention.interface import StepInputs
 from engine_server.modeling.attention.step_attention import StepAttention
+from engine_server.modeling.pending_heads import Heads
 from engine_server.modeling.scoring import Scoring
 
 pytestmark = pytest.mark.transformers
@@ -93,11 +94,9 @@ class DraftingAttention(StepAttention):
         self.draft = draft
         self.drafted: list[Tensor] = []
 
-    def attend(
-        self, layer: int | None, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
-    ) -> Tensor:
+    def attend(self, layer: int | None, heads: Heads, scoring: Scoring) -> Tensor:
         self.drafted.append(self.draft())
-        return super().attend(layer, query, key, value, scoring)
+        return super().attend(layer, heads, scoring)
 
 
 def load(folder: Path) -> PreTrainedModel:

@@ -15,7 +15,7 @@ from transformers import AttentionInterface
 
 from engine_server.modeling.attention.interface import AttentionBackend, StepInputs, UnsupportedModelError
 from engine_server.modeling.device_time import DeviceTimer
-from engine_server.modeling.pending_heads import PendingHeads
+from engine_server.modeling.pending_heads import NOTHING_PENDING, Heads, PendingHeads
 from engine_server.modeling.progress import ProgressClock
 from engine_server.modeling.scoring import Scoring
 from engine_server.modeling.window import Window
@@ -55,7 +55,7 @@ class ForwardContext:
         self.timer = timer or DeviceTimer()
         self.progress = progress or ProgressClock()
         self._inputs: StepInputs | None = None
-        self._pending: PendingHeads | None = None
+        self._pending = NOTHING_PENDING
 
     @property
     def inputs(self) -> StepInputs:
@@ -64,12 +64,15 @@ class ForwardContext:
         return self._inputs
 
     def defer(self, **parts: Any) -> None:
-        """Leave parts of `PendingHeads` to the attention of the layer that runs."""
-        self._pending = replace(self._pending or PendingHeads(), **parts)
+        """Leave parts of `PendingHeads` to the attention of the layer that runs, each once."""
+        assert all(getattr(self._pending, name) is None for name in parts), (
+            "no attention took what a layer left to it"
+        )
+        self._pending = replace(self._pending, **parts)
 
-    def take_pending(self) -> PendingHeads | None:
-        """Return what the layer that runs has deferred, if anything, and forget it."""
-        pending, self._pending = self._pending, None
+    def take_pending(self) -> PendingHeads:
+        """Return what the layer that runs has deferred, and forget it."""
+        pending, self._pending = self._pending, NOTHING_PENDING
         return pending
 
     @contextmanager
@@ -94,9 +97,10 @@ class ForwardContext:
         try:
             with self.timer.measure():
                 yield
+            assert self._pending is NOTHING_PENDING, "no attention took what the last layer left to it"
         finally:
             _running.reset(token)
-            self._inputs = self._pending = None
+            self._inputs, self._pending = None, NOTHING_PENDING
             self.backend.end()
 
 
@@ -149,12 +153,8 @@ def paged_attention(
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     scoring = Scoring(scale, window, softcap, s_aux, alibi, causal, relative_bias)
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    pending = context.take_pending()
-    if pending is None:
-        attended = context.backend.attend(layer, query, key, value, scoring)
-    else:
-        attended = context.backend.attend_pending(layer, query, key, value, scoring, pending)
-    return attended.unsqueeze(0), None
+    heads = Heads(query, key, value, context.take_pending())
+    return context.backend.attend(layer, heads, scoring).unsqueeze(0), None
 
 
 def refuse_unknown(module: nn.Module, mask: Tensor | None, options: dict[str, Any]) -> None:

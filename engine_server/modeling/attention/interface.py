@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine_server.modeling.memory.cache_layout import Layout, Pages
-from engine_server.modeling.pending_heads import PendingHeads
+from engine_server.modeling.pending_heads import Heads
 from engine_server.modeling.scoring import Scoring
 
 IntArray = npt.NDArray[np.int64]
@@ -103,22 +103,11 @@ class AttentionBackend(ABC):
         """Prepare the data that all layers of a step share."""
 
     @abstractmethod
-    def attend(
-        self, layer: int | None, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
-    ) -> Tensor:
-        """Write this step's K and V, then attend over each sequence's whole context.
+    def attend(self, layer: int | None, heads: Heads, scoring: Scoring) -> Tensor:
+        """Attend over each sequence's whole context, with this step's K and V: [T, query heads, value dim].
 
-        A layer that reads what another has written (`Layout.readers`) writes nothing.
-
-        query: [T, query heads, dim]; key, value: [T, kv heads, dim]; the result: [T, query heads, value dim].
         layer: None if an encoder does not number its layers.
         """
-
-    def attend_pending(
-        self, layer: int | None, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, heads: PendingHeads
-    ) -> Tensor:  # fmt: skip
-        """Attend as `attend` does, once `heads` is applied to query and key."""
-        return self.attend(layer, *heads.apply(query, key), value, scoring)
 
     def stage(self, inputs: StepInputs) -> None:  # noqa: B027
         """Prepare a step of decodes that was captured. Does nothing if all data is in `inputs.staged`."""

@@ -29,16 +29,19 @@ class NativeAttention(TorchAttention):
     def step_tensors(self) -> list[Tensor]:
         return [*(slots.places for slots in self._slots), self._sequences, *self._tables]
 
-    def attend(
-        self, layer: int | None, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
-    ) -> Tensor:
-        assert layer is not None
+    def store(self, layer: int, key: Tensor, value: Tensor) -> None:
+        kind, tensor = self.layout.kinds[layer], self.layout.tensors[layer]
+        keys, values = self.keys[tensor], self.values[tensor]
+        if takes(key.dtype, keys):
+            write(keys, values, key, value, self._slots[kind].places)
+        else:
+            super().store(layer, key, value)
+
+    def read(self, layer: int, query: Tensor, scoring: Scoring) -> Tensor:
         kind, tensor = self.layout.kinds[layer], self.layout.tensors[layer]
         keys, values = self.keys[tensor], self.values[tensor]
         if not takes(query.dtype, keys):
-            return super().attend(layer, query, key, value, scoring)
-        if layer not in self.layout.readers:
-            write(keys, values, key, value, self._slots[kind].places)
+            return super().read(layer, query, scoring)
         return attend(keys, values, query, self._tables[kind], self._sequences, scoring)
 
     def require_invariance(self, dtype: torch.dtype) -> None:
@@ -74,14 +77,12 @@ class NativeStepAttention(StepAttention):
         self._spans = torch.from_numpy(np.stack(rows, 1).astype(np.int32))
         self._table = torch.from_numpy((firsts[:, None] + np.arange(blocks.max())).astype(np.int32))
 
-    def attend(
-        self, layer: int | None, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
-    ) -> Tensor:
+    def within_step(self, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
         if query.dtype != torch.bfloat16 or scoring.relative_bias is not None:
-            return super().attend(layer, query, key, value, scoring)
+            return super().within_step(query, key, value, scoring)
         keys, values = self._pages_for("keys", key), self._pages_for("values", value)
         if not takes(query.dtype, keys):
-            return super().attend(layer, query, key, value, scoring)
+            return super().within_step(query, key, value, scoring)
         write(keys, values, key, value, self._slots)
         return attend(keys, values, query, self._table, self._spans, scoring)
 

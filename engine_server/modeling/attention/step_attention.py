@@ -4,6 +4,7 @@ from torch import Tensor
 
 from engine_server.modeling.attention.interface import AttentionBackend, StepInputs
 from engine_server.modeling.attention.torch_scores import Sequence
+from engine_server.modeling.pending_heads import Heads
 from engine_server.modeling.scoring import Scoring
 
 
@@ -23,9 +24,11 @@ class StepAttention(AttentionBackend):
     def end(self) -> None:
         self._sequences = []
 
-    def attend(
-        self, layer: int | None, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
-    ) -> Tensor:
+    def attend(self, layer: int | None, heads: Heads, scoring: Scoring) -> Tensor:
+        return self.within_step(*heads.pending.apply(heads.query, heads.key), heads.value, scoring)
+
+    def within_step(self, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
+        """Attend over the step's own K and V, [T, kv heads, dim] each."""
         output = query.new_empty(*query.shape[:2], value.shape[-1])
         for own, sequence in self._sequences:
             queries, keys, values = (part[own].transpose(0, 1) for part in (query, key, value))

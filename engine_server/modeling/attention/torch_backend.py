@@ -9,7 +9,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine_server.modeling.attention.interface import AttentionBackend, IntArray, StepInputs
+from engine_server.modeling.attention.interface import IntArray, StepInputs
+from engine_server.modeling.attention.paged_attention import PagedAttention
 from engine_server.modeling.attention.torch_scores import (
     Masks,
     Sequence,
@@ -27,7 +28,7 @@ from engine_server.modeling.scoring import Scoring
 MANY_DECODES = 16
 
 
-class TorchAttention(AttentionBackend):
+class TorchAttention(PagedAttention):
     """One K and one V tensor for each of the layout's: [blocks, kv heads, block size, dim].
 
     The tokens of a head are contiguous, so that gathered blocks can be multiplied without a copy.
@@ -62,25 +63,25 @@ class TorchAttention(AttentionBackend):
         self.begin(inputs)
 
     @one_operation
-    def attend(
-        self, layer: int | None, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
-    ) -> Tensor:
-        assert layer is not None
+    def store(self, layer: int, key: Tensor, value: Tensor) -> None:
+        kind, tensor = self.layout.kinds[layer], self.layout.tensors[layer]
+        self.copy(kind, self.keys[tensor], key)
+        self.copy(kind, self.values[tensor], value)
+
+    @one_operation
+    def read(self, layer: int, query: Tensor, scoring: Scoring) -> Tensor:
         kind, tensor = self.layout.kinds[layer], self.layout.tensors[layer]
         keys, values = self.keys[tensor], self.values[tensor]
-        if layer not in self.layout.readers:
-            self.write(kind, keys, key)
-            self.write(kind, values, value)
         parts = self.parts(kind, query, values, scoring)
         if len(parts) == 1:  # it covers all tokens
             return parts[0].attend(query, keys, values, scoring)
-        output = query.new_empty(*query.shape[:2], value.shape[-1])
+        output = query.new_empty(*query.shape[:2], values.data.shape[-1])
         for part in parts:
             output[part.tokens] = part.attend(query[part.tokens], keys, values, scoring)
         return output
 
-    def write(self, kind: int, pages: Pages, given: Tensor) -> None:
-        """Write the step's K or V [T, kv heads, dim] to a layer's cache."""
+    def copy(self, kind: int, pages: Pages, given: Tensor) -> None:
+        """Copy the step's K or V [T, kv heads, dim] to a layer's pages."""
         rows, given = self._slots[kind].rows(given.shape[1]), given.flatten(0, 1)
         if pages.scales is None:
             pages.data.flatten(0, 2).index_copy_(0, rows, given)

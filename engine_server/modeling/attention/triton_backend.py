@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from engine_server.modeling.attention.interface import AttentionBackend, StepInputs, UnsupportedModelError
+from engine_server.modeling.attention.interface import StepInputs, UnsupportedModelError
+from engine_server.modeling.attention.paged_attention import PagedAttention
 from engine_server.modeling.device import Device
 from engine_server.modeling.kernels.attention import decode, prefill
 from engine_server.modeling.kernels.cache_write import write_cache
@@ -11,12 +12,12 @@ from engine_server.modeling.kernels.head_write import write_heads
 from engine_server.modeling.kernels.launch import MAX_DIM, decode_table, prefill_table, settings
 from engine_server.modeling.kernels.work_list import WorkList, plan_work, spare_chunks
 from engine_server.modeling.memory.cache_layout import Layout, Pages
-from engine_server.modeling.pending_heads import PendingHeads
+from engine_server.modeling.pending_heads import Heads
 from engine_server.modeling.scoring import Scoring
 from engine_server.modeling.window import Window
 
 
-class TritonAttention(AttentionBackend):
+class TritonAttention(PagedAttention):
     """One K and one V tensor for each of the layout's: [blocks, block size, kv heads, dim]."""
 
     def __init__(
@@ -57,36 +58,28 @@ class TritonAttention(AttentionBackend):
         self._step = inputs.staged
         self._work_lists: dict[tuple[Window | None, int], WorkList] = {}
 
-    def attend(
-        self, layer: int | None, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
-    ) -> Tensor:
-        assert layer is not None
-        query, key, value = with_unit_strides(query, key, value)
-        if layer not in self.layout.readers:
-            slots = self._step.slots[self.layout.kinds[layer]]
-            write_cache(*self._pages(layer), key, value, slots)
-        return self._read(layer, query, scoring)
-
-    def attend_pending(
-        self, layer: int | None, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, heads: PendingHeads
-    ) -> Tensor:  # fmt: skip
-        if heads.rotation is None:
-            return super().attend_pending(layer, query, key, value, scoring, heads)
-        assert layer is not None
-        query, key, value = with_unit_strides(query, key, value)
+    def write(self, layer: int, heads: Heads) -> Tensor:
+        pending = heads.pending
+        if pending.rotation is None:
+            return super().write(layer, heads)
+        query, key, value = with_unit_strides(heads.query, heads.key, heads.value)
         slots = self._step.slots[self.layout.kinds[layer]]
-        query = write_heads(
-            *self._pages(layer), query, key, value, slots, heads.rotation, heads.query_norm, heads.key_norm
-        )
-        return self._read(layer, query, scoring)
+        return write_heads(
+            *self._pages(layer), query, key, value, slots, pending.rotation, pending.query_norm, pending.key_norm
+        )  # fmt: skip
+
+    def store(self, layer: int, key: Tensor, value: Tensor) -> None:
+        slots = self._step.slots[self.layout.kinds[layer]]
+        key, value = with_unit_strides(key, value)
+        write_cache(*self._pages(layer), key, value, slots)
 
     def _pages(self, layer: int) -> tuple[Pages, Pages]:
         """Return K and V of a layer's cache."""
         tensor = self.layout.tensors[layer]
         return self.keys[tensor], self.values[tensor]
 
-    def _read(self, layer: int, query: Tensor, scoring: Scoring) -> Tensor:
-        """Attend over the cache, which has this step's K and V."""
+    def read(self, layer: int, query: Tensor, scoring: Scoring) -> Tensor:
+        [query] = with_unit_strides(query)
         (keys, values), kind, step = self._pages(layer), self.layout.kinds[layer], self._step
         out = query.new_empty(*query.shape[:2], values.data.shape[-1])
         if len(step.prefills):

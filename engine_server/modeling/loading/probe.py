@@ -12,6 +12,7 @@ from engine_server.modeling.attention.interface import IntArray, StepInputs, Uns
 from engine_server.modeling.attention.step_attention import StepAttention
 from engine_server.modeling.loading.refusal import refused_by_name
 from engine_server.modeling.memory.cache_layout import LayerShape
+from engine_server.modeling.pending_heads import Heads
 from engine_server.modeling.scoring import Scoring
 from engine_server.modeling.window import Window
 
@@ -31,9 +32,8 @@ class Probe(StepAttention):
         self.causal: set[bool] = set()
         self.alibi = False
 
-    def attend(
-        self, layer: int | None, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
-    ) -> Tensor:
+    def attend(self, layer: int | None, heads: Heads, scoring: Scoring) -> Tensor:
+        key, value = heads.key, heads.value
         self.calls[layer] += 1
         self.causal.add(scoring.causal)
         source = self._own.setdefault((key.data_ptr(), value.data_ptr()), (layer, key, value))[0]
@@ -41,7 +41,7 @@ class Probe(StepAttention):
             key.shape[1], key.shape[2], value.shape[2], scoring.window, None if source == layer else source
         )
         self.alibi = self.alibi or scoring.alibi is not None
-        return super().attend(layer, query, key, value, scoring)
+        return super().attend(layer, heads, scoring)
 
     def check_calls(self, name: str, layers: int, numbered: bool) -> None:
         """Raise UnsupportedModelError unless each layer of a model called attention once.
