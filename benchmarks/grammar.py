@@ -15,7 +15,7 @@ from benchmarks.driving import prompts_of
 from benchmarks.engine import HostTime
 from benchmarks.record import save
 from engine_server import EngineArgs, LLMEngine, SamplingParams, StructuredOutputsParams
-from engine_server.core.logits.grammars import Grammars
+from engine_server.core.sampling.grammars import Grammars
 from engine_server.engine.input.tokenizer import model_vocabulary
 from engine_server.structured.compiler import Compiler
 from engine_server.structured.description import grammar_text

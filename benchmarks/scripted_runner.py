@@ -10,11 +10,11 @@ from engine_server.config.start_facts import StartFacts
 from engine_server.core.cache.block_pool import BlockPool
 from engine_server.core.cache.block_table import BlockTable
 from engine_server.core.forward_output import NO_OUTPUT, ForwardOutput
-from engine_server.core.heads.kernel_sampler import KernelSampler
-from engine_server.core.heads.sampler import Sampler
-from engine_server.core.logits.pipeline import LogitsPipeline
 from engine_server.core.model_inputs import ModelInputs
 from engine_server.core.runner import OnPhase, Runner
+from engine_server.core.sampling.kernel_sampler import KernelSampler
+from engine_server.core.sampling.pipeline import LogitsPipeline
+from engine_server.core.sampling.sampler import Sampler
 from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.device_time import DeviceTimer
 from engine_server.modeling.platform.cpu import CpuPlatform

@@ -6,14 +6,14 @@ from torch import Tensor
 
 from engine_server.config.model import LogprobsMode
 from engine_server.core.forward_output import NO_OUTPUT
-from engine_server.core.heads.head import HiddenStates
-from engine_server.core.heads.sampler import Sampler
-from engine_server.core.logits.bias import LogitBias
-from engine_server.core.logits.custom import CustomProcessor, CustomProcessors
-from engine_server.core.logits.grammars import Grammars
-from engine_server.core.logits.penalties import Penalties
-from engine_server.core.logits.pipeline import LogitsPipeline
 from engine_server.core.replay import Replay
+from engine_server.core.sampling.bias import LogitBias
+from engine_server.core.sampling.custom import CustomProcessor, CustomProcessors
+from engine_server.core.sampling.grammars import Grammars
+from engine_server.core.sampling.head import HiddenStates
+from engine_server.core.sampling.penalties import Penalties
+from engine_server.core.sampling.pipeline import LogitsPipeline
+from engine_server.core.sampling.sampler import Sampler
 from engine_server.core.scheduling.batch import Batch, Scheduled
 from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.core.scheduling.step_result import StepResult

@@ -16,11 +16,11 @@ from engine_server.core.adapters.adapter_pool import AdapterPool
 from engine_server.core.adapters.adapter_pools import AdapterPools
 from engine_server.core.debug_state import DebugState, debug_state
 from engine_server.core.executor import Executor
-from engine_server.core.heads.head import Pending
-from engine_server.core.heads.prompt_logprobs import take_parts
-from engine_server.core.logits.grammars import Grammars
 from engine_server.core.operations import Operations
 from engine_server.core.runner import CollectiveCalls
+from engine_server.core.sampling.grammars import Grammars
+from engine_server.core.sampling.head import Pending
+from engine_server.core.sampling.prompt_logprobs import take_parts
 from engine_server.core.scheduling.batch import Batch, has_drafts, num_tokens
 from engine_server.core.scheduling.request import GenerationRequest, Request
 from engine_server.core.scheduling.scheduler import Scheduler

@@ -12,11 +12,11 @@ from engine_server.config import EngineConfig
 from engine_server.core.distributed.ranks import Ranks
 from engine_server.core.distributed.worker_processes import start_workers
 from engine_server.core.forward_output import NO_OUTPUT
-from engine_server.core.heads.head import HiddenStates, NoResults, Pending
-from engine_server.core.heads.sampler import Sampler
-from engine_server.core.logits.token_masks import TokenMasks
 from engine_server.core.model_inputs import draft_inputs, model_inputs
 from engine_server.core.runner import CollectiveCalls, OnPhase, Runner
+from engine_server.core.sampling.head import HiddenStates, NoResults, Pending
+from engine_server.core.sampling.sampler import Sampler
+from engine_server.core.sampling.token_masks import TokenMasks
 from engine_server.core.scheduling.batch import Batch, num_tokens, sampled_part
 from engine_server.core.scheduling.rows import Rows
 from engine_server.core.scheduling.step_result import StepReport, StepResult

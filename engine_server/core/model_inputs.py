@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from engine_server.core.cache.block_table import BlockTable
-from engine_server.core.heads.prompt_logprobs import PromptChunk, PromptPart, prompt_chunks
+from engine_server.core.sampling.prompt_logprobs import PromptChunk, PromptPart, prompt_chunks
 from engine_server.core.scheduling.batch import Batch, Scheduled
 from engine_server.core.scheduling.request import UNKNOWN, PoolingRequest
 from engine_server.modeling.attention.interface import IntArray, StepInputs

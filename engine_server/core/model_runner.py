@@ -20,17 +20,17 @@ from engine_server.core.drafting.draft_head_steps import DraftHeadSteps
 from engine_server.core.drafting.draft_model_steps import DraftModelSteps
 from engine_server.core.drafting.draft_steps import DraftSteps
 from engine_server.core.forward_output import ForwardOutput
-from engine_server.core.heads.head import Head
-from engine_server.core.heads.pooler import Pooler
-from engine_server.core.heads.sampler import Sampler
 from engine_server.core.loaded_model import LoadedModel
-from engine_server.core.logits.bias import LogitBias
-from engine_server.core.logits.custom import CustomProcessors
-from engine_server.core.logits.penalties import Penalties
-from engine_server.core.logits.pipeline import LogitsPipeline
 from engine_server.core.model_inputs import NOTHING, ModelInputs
+from engine_server.core.pooling.pooler import Pooler
 from engine_server.core.replay import Replay
 from engine_server.core.runner import OnPhase, Runner
+from engine_server.core.sampling.bias import LogitBias
+from engine_server.core.sampling.custom import CustomProcessors
+from engine_server.core.sampling.head import Head
+from engine_server.core.sampling.penalties import Penalties
+from engine_server.core.sampling.pipeline import LogitsPipeline
+from engine_server.core.sampling.sampler import Sampler
 from engine_server.core.scheduling.request import Request
 from engine_server.core.step_capture import MOST_MIXED, EagerStep, StepCapture
 from engine_server.modeling.adapters.peft_folder import AdapterError, LowRankAdapter, read_low_rank_adapter
@@ -51,7 +51,7 @@ from engine_server.modeling.staging import NO_CHANGES, Staging
 from engine_server.requests.adapters import LoRARequest
 
 if TYPE_CHECKING:
-    from engine_server.core.heads.kernel_sampler import KernelSampler
+    from engine_server.core.sampling.kernel_sampler import KernelSampler
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from engine_server.config import EngineConfig
 from engine_server.config.start_facts import StartFacts
 from engine_server.core.cache.block_table import BlockTable
 from engine_server.core.forward_output import ForwardOutput
-from engine_server.core.heads.head import Head
 from engine_server.core.model_inputs import ModelInputs
+from engine_server.core.sampling.head import Head
 from engine_server.core.scheduling.request import Request
 from engine_server.modeling.adapters.peft_folder import LowRankAdapter
 from engine_server.modeling.communicator import Communicator

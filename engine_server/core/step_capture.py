@@ -24,7 +24,7 @@ from engine_server.modeling.platform.interface import Platform
 from engine_server.modeling.staging import Staging, StepShape
 
 if TYPE_CHECKING:
-    from engine_server.core.heads.kernel_sampler import KernelSampler
+    from engine_server.core.sampling.kernel_sampler import KernelSampler
 
 logger = logging.getLogger(__name__)
 

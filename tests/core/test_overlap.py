@@ -10,9 +10,9 @@ from tiers import tiered
 
 from engine_server import EngineArgs, LLMEngine, RequestOutput, SamplingParams
 from engine_server.core.forward_output import ForwardOutput
-from engine_server.core.heads.sampler import PendingTokens
 from engine_server.core.model_inputs import ModelInputs
 from engine_server.core.model_runner import ModelRunner
+from engine_server.core.sampling.sampler import PendingTokens
 from engine_server.core.scheduling.step_result import StepResult
 from engine_server.modeling.platform.cpu import CpuPlatform
 

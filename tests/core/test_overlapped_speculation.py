@@ -9,7 +9,7 @@ from speculating_engines import contents, make, run, set_price_of_drafts
 from step_counts import Counts
 
 from engine_server import LLMEngine, SamplingParams
-from engine_server.core.heads.sampler import PendingTokens
+from engine_server.core.sampling.sampler import PendingTokens
 
 NUM_TOKENS = 40
 # Drafts are copied once three tokens have occurred before.

@@ -7,8 +7,8 @@ import torch
 from small_tokenizers import EOS, byte_level, vocabulary_of
 
 from engine_server import EngineArgs, LLMEngine, SamplingParams, StructuredOutputsParams
-from engine_server.core.logits.grammars import Grammars
-from engine_server.core.logits.token_masks import Redirects
+from engine_server.core.sampling.grammars import Grammars
+from engine_server.core.sampling.token_masks import Redirects
 from engine_server.core.scheduling.batch import Scheduled
 from engine_server.core.scheduling.request import GenerationRequest, Request
 from engine_server.modeling.platform.cpu import CpuPlatform

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sampling import launch, make_sampler
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from engine_server.core.heads.draw import keep_top_p, philox4x32, uniform
+from engine_server.core.sampling.draw import keep_top_p, philox4x32, uniform
 from engine_server.core.scheduling.batch import Scheduled
 from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.core.scheduling.step_result import StepResult
@@ -105,7 +105,7 @@ def test_top_p_is_exact_where_the_nucleus_exceeds_the_partial_sort(monkeypatch) 
     )
     p = torch.tensor([[0.9], [0.5], [0.3]])
     whole = keep_top_p(logits, p)
-    monkeypatch.setattr("engine_server.core.heads.draw.NUCLEUS", 20)
+    monkeypatch.setattr("engine_server.core.sampling.draw.NUCLEUS", 20)
     assert torch.equal(keep_top_p(logits, p), whole)
     kept = logits.softmax(-1).where(whole.isfinite(), 0).sum(-1, keepdim=True)
     assert (kept >= p).all() and (whole.isfinite().sum(-1) < 200).all()

@@ -136,7 +136,7 @@ def test_prompt_logprobs_equal_those_of_transformers(
 def test_prompt_logprobs_in_chunks_are_complete_after_preemption(
     tiny: LLMEngine, tiny_params, monkeypatch
 ) -> None:
-    monkeypatch.setattr("engine_server.core.heads.prompt_logprobs.ROWS", 7)
+    monkeypatch.setattr("engine_server.core.sampling.prompt_logprobs.ROWS", 7)
     prompt = [number % 120 + 2 for number in range(100)]
     params = tiny_params(prompt_logprobs=0, max_tokens=2, ignore_eos=True)
     alone = run(tiny, params, prompt)[-1].prompt_logprobs

@@ -11,8 +11,8 @@ from interpreted import InterpretedPlatform
 from sampling import TestedSampler, launch, make_sampler
 from torch import Tensor
 
-from engine_server.core.heads.draw import uniform
-from engine_server.core.heads.row_parameters import RowParameters
+from engine_server.core.sampling.draw import uniform
+from engine_server.core.sampling.row_parameters import RowParameters
 from engine_server.core.scheduling.batch import Scheduled
 from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.core.scheduling.step_result import StepResult

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from engine_server.core.logits.processor import LogitsProcessor, Row
-from engine_server.core.logits.token_masks import BlockedTokens, TokenMasks
+from engine_server.core.sampling.processor import LogitsProcessor, Row
+from engine_server.core.sampling.token_masks import BlockedTokens, TokenMasks
 from engine_server.core.scheduling.batch import Batch
 from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.modeling.platform.interface import Platform

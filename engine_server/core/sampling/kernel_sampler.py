@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine_server.core.heads.row_parameters import Records
+from engine_server.core.sampling.row_parameters import Records
 from engine_server.modeling.graphs.step_graphs import StepGraphs, ladder
 from engine_server.modeling.kernels.sampling import WORDS, sample
 from engine_server.modeling.platform.interface import Platform

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from engine_server.core.forward_output import ForwardOutput
-from engine_server.core.heads.prompt_logprobs import PromptChunk
-from engine_server.core.logits.token_masks import TokenMasks
+from engine_server.core.sampling.prompt_logprobs import PromptChunk
+from engine_server.core.sampling.token_masks import TokenMasks
 from engine_server.core.scheduling.batch import Batch
 from engine_server.core.scheduling.rows import Rows
 from engine_server.core.scheduling.step_result import StepResult

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from engine_server.core.logits.processor import Row
+from engine_server.core.sampling.processor import Row
 from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.modeling.platform.interface import Platform
 from engine_server.requests.sampling_params import SamplingParams

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from engine_server.config.model import LogprobsMode
-from engine_server.core.heads.draw import DrawParameters, draw
-from engine_server.core.heads.head import HiddenStates, Launched
-from engine_server.core.heads.logprobs import num_ranked, rank, token_logprobs
-from engine_server.core.heads.prompt_logprobs import PromptChunk
-from engine_server.core.heads.row_parameters import RowParameters
-from engine_server.core.logits.pipeline import LogitsPipeline
-from engine_server.core.logits.token_masks import TokenMasks
+from engine_server.core.sampling.draw import DrawParameters, draw
+from engine_server.core.sampling.head import HiddenStates, Launched
+from engine_server.core.sampling.logprobs import num_ranked, rank, token_logprobs
+from engine_server.core.sampling.pipeline import LogitsPipeline
+from engine_server.core.sampling.prompt_logprobs import PromptChunk
+from engine_server.core.sampling.row_parameters import RowParameters
+from engine_server.core.sampling.token_masks import TokenMasks
 from engine_server.core.scheduling.batch import Batch, sampled_part
 from engine_server.core.scheduling.request import GenerationRequest, Request
 from engine_server.core.scheduling.step_result import StepResult
@@ -23,7 +23,7 @@ from engine_server.modeling.device_time import DeviceTimer
 from engine_server.modeling.platform.interface import Platform
 
 if TYPE_CHECKING:
-    from engine_server.core.heads.kernel_sampler import KernelSampler
+    from engine_server.core.sampling.kernel_sampler import KernelSampler
 
 
 class PendingTokens:
@@ -87,7 +87,7 @@ class Sampler:
         self._parameters = RowParameters(max_num_rows)
         self.kernels: KernelSampler | None = None
         if platform.samples_by_kernel:
-            from engine_server.core.heads import kernel_sampler
+            from engine_server.core.sampling import kernel_sampler
 
             self.kernels = kernel_sampler.KernelSampler(max_num_rows, platform)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from engine_server.core.logits.processor import Row
+from engine_server.core.sampling.processor import Row
 from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.requests.sampling_params import SamplingParams
 

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine_server.core.heads.row_parameters import Records
+from engine_server.core.sampling.row_parameters import Records
 
 UInt64 = npt.NDArray[np.uint64]
 Filter = Callable[[Tensor, Tensor], Tensor]

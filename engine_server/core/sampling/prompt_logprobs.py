@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from engine_server.core.heads.logprobs import num_ranked, rank, token_logprobs
+from engine_server.core.sampling.logprobs import num_ranked, rank, token_logprobs
 from engine_server.core.scheduling.batch import Scheduled
 from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.modeling.attention.interface import IntArray

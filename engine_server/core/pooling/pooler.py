@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine_server.config import Activation, PoolingConfig
-from engine_server.core.heads.head import HiddenStates, Launched
-from engine_server.core.heads.sampler import to_host
-from engine_server.core.logits.token_masks import TokenMasks
+from engine_server.core.sampling.head import HiddenStates, Launched
+from engine_server.core.sampling.sampler import to_host
+from engine_server.core.sampling.token_masks import TokenMasks
 from engine_server.core.scheduling.request import PoolingRequest, Request
 from engine_server.core.scheduling.step_result import StepResult
 from engine_server.modeling.platform.interface import Platform

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from llguidance import LLExecutor, LLMatcher
 
-from engine_server.core.logits.token_masks import Redirects, TokenMasks
+from engine_server.core.sampling.token_masks import Redirects, TokenMasks
 from engine_server.core.scheduling.batch import Batch, Scheduled, sampled_part
 from engine_server.core.scheduling.request import GenerationRequest, Request
 from engine_server.modeling.platform.cpu_quota import available_cpus

@@ -1,1 +1,0 @@
-"""Heads: from logits or hidden states to tokens and vectors."""

@@ -1,1 +1,0 @@
-"""Processors that change logits before a token is drawn."""

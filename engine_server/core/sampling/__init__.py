@@ -1,0 +1,1 @@
+"""From logits to tokens: processors that change the logits, then a draw."""
