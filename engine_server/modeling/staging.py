@@ -69,11 +69,15 @@ class Staging:
         tokens, sequences = aligned(max(max_tokens, max_sequences)), aligned(max_sequences)
         shapes = [(3 + kinds, tokens), (max_sequences + 1, 4), (max_sequences, 4), (2, sequences)]
         ends = np.cumsum([np.prod(shape) for shape in shapes]).tolist()
-        self._spans = list(zip([0, *ends[:-1]], ends, shapes, strict=True))
+        self._spans = [
+            (slice(start, end), shape)
+            for start, end, shape in zip([0, *ends[:-1]], ends, shapes, strict=True)
+        ]
         self._size: int = ends[-1]
         self._tables = torch.zeros(kinds, rows + 1, columns, dtype=torch.int32, device=device)
         self._buffer = torch.zeros(self._size + 2 * self._tables.numel(), dtype=torch.int32, device=device)
-        own = self._parts(self._buffer)
+        self._inputs = self._buffer[: self._size]
+        own = self._parts(self._inputs)
         self.views = lru_cache(KEPT_VIEWS)(partial(step_views, own, self._tables))
         # None: the host can't write to the device's buffers, or the device may still read them.
         self._written: StepBuffers[Int32Array] | None = None
@@ -81,7 +85,7 @@ class Staging:
             self.tables = np.zeros(self._tables.shape, dtype=np.int32)
         else:
             self.tables = self._tables.numpy()
-            self._written = self._parts(self._buffer.numpy())
+            self._written = self._parts(self._inputs.numpy())
 
     def put(
         self,
@@ -96,9 +100,10 @@ class Staging:
         shape: to pad the step to; None: it keeps its own.
         changes: changes of the scheduler's table since the last call.
         """
-        num_changes, cells = changes.shape[1], tuple(changes[:3])
+        num_changes = changes.shape[1]
         if num_changes:
-            self.tables[cells] = changes[3]
+            cells = np.ravel_multi_index(tuple(changes[:3]), self.tables.shape)
+            self.tables.reshape(-1)[cells] = changes[3]
         if self._written is not None:
             own = self._write(self._written, inputs, sampling, shape)
         else:
@@ -106,12 +111,12 @@ class Staging:
             numbers = host.numpy()
             own = self._write(self._parts(numbers), inputs, sampling, shape)
             if num_changes:
-                indices = np.ravel_multi_index(cells, self.tables.shape)
-                numbers[self._size :] = np.concatenate([indices, changes[3]])
-            self._buffer[: len(numbers)].copy_(host, non_blocking=True)
-            if num_changes:
+                numbers[self._size :] = np.concatenate([cells, changes[3]])
+                self._buffer[: len(numbers)].copy_(host, non_blocking=True)
                 places, block_ids = self._buffer[self._size : len(numbers)].view(2, -1)
                 self._tables.view(-1).index_copy_(0, places.long(), block_ids)
+            else:
+                self._inputs.copy_(host, non_blocking=True)
         return self.views(shape or own, len(sampling))
 
     def decodes(self, count: int) -> Staged:
@@ -129,7 +134,7 @@ class Staging:
 
     def _parts(self, buffer: Buffer) -> StepBuffers[Buffer]:
         """Return the parts of a buffer."""
-        return StepBuffers(*[buffer[start:end].reshape(shape) for start, end, shape in self._spans])
+        return StepBuffers(*[buffer[span].reshape(shape) for span, shape in self._spans])
 
     def _write(
         self,
