@@ -128,5 +128,5 @@ def flatten(batch: Batch, table: BlockTable, stretched: bool, shift: int = 0) ->
     )
     step.place(table.ids, table.block_size)
     owners = step.rows.repeat(step.lengths)
-    np.subtract(-1, owners, out=step.token_ids, where=step.token_ids == UNKNOWN)
+    np.putmask(step.token_ids, step.token_ids == UNKNOWN, -1 - owners)
     return step
