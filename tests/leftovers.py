@@ -22,7 +22,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from engine_server.core.engine_core import EngineCore
 from engine_server.core.executor import Executor
 from engine_server.core.forward_output import ForwardOutput
-from engine_server.core.model_inputs import NOTHING, ModelInputs
+from engine_server.core.model_inputs import EMPTY, ModelInputs
 from engine_server.core.model_runner import ModelRunner
 from engine_server.core.scheduling.batch import Batch, Scheduled
 from engine_server.core.scheduling.request import GenerationRequest, PoolingRequest, Request
@@ -124,7 +124,7 @@ def pending_parts(pending: Any) -> Iterator[Any]:
 
 
 # Values that steps share.
-CONSTANTS = list(contents([NOTHING, NO_CHANGES]))
+CONSTANTS = list(contents([EMPTY, NO_CHANGES]))
 
 
 class Collected:

@@ -15,7 +15,6 @@ from engine_server.modeling.attention.interface import IntArray, StepInputs
 from engine_server.modeling.staging import TableChanges
 
 EMPTY = np.zeros(0, dtype=np.int64)
-NOTHING = StepInputs(EMPTY, EMPTY, [], EMPTY, EMPTY, EMPTY, [], EMPTY)
 
 
 class ModelInputs(NamedTuple):
@@ -60,7 +59,7 @@ def model_inputs(batch: Batch, table: BlockTable, stretched: bool) -> tuple[Mode
         if scheduled.start < scheduled.request.num_prompt
     ]
     chunks = prompt_chunks(prompts)
-    sampling = np.flatnonzero([scheduled.samples for scheduled in batch])
+    sampling = sampling_indexes(batch)
     inputs = ModelInputs(
         step,
         sampling,
@@ -79,9 +78,14 @@ def draft_inputs(batch: Batch, table: BlockTable, sources: IntArray | None) -> M
     """
     shift = 0 if sources is None else 1
     step = flatten(batch, table, stretched=False, shift=shift)._replace(adapters=None)
-    sampling = np.flatnonzero([scheduled.samples for scheduled in batch])
+    sampling = sampling_indexes(batch)
     changes = table.take_changes()
     return ModelInputs(step, sampling, [], [], [], changes, EMPTY if sources is None else sources)
+
+
+def sampling_indexes(batch: Batch) -> IntArray:
+    """Return the indices of the sequences that sample."""
+    return np.array([index for index, one in enumerate(batch) if one.samples], dtype=np.int64)
 
 
 def token_types(batch: Batch) -> list[int]:
@@ -108,32 +112,21 @@ def flatten(batch: Batch, table: BlockTable, stretched: bool, shift: int = 0) ->
 
     shift: the number of positions that each token is taken before its own.
     """
-    rows, lengths = column([one.row for one in batch]), column([one.num_tokens for one in batch])
-    computed = column([one.start for one in batch]) - shift
-    starts = np.cumsum(lengths) - lengths
-    owners = np.repeat(rows, lengths)
-    positions = np.arange(len(owners)) + np.repeat(computed - starts, lengths)
-    columns, offsets = np.divmod(positions, table.block_size)
-    blocks = table.ids[:, owners, columns].astype(np.int64)
-    pieces = (one.request.token_ids[one.start : one.start + one.num_tokens] for one in batch)
-    token_ids = column(list(chain.from_iterable(pieces)))
-    token_ids = np.where(token_ids == UNKNOWN, -1 - owners, token_ids)
-    adapters = None
-    if any(one.request.adapters.lora is not None for one in batch):
-        adapters = np.repeat([one.request.adapters.slot for one in batch], lengths)
-    return StepInputs(
-        token_ids=token_ids,
-        positions=positions,
-        slots=list(blocks * table.block_size + offsets),
-        starts=starts,
-        lengths=lengths,
-        contexts=computed + lengths,
-        tables=(),  # each rank has its own copy
-        rows=rows,
-        regimes=np.array([scheduled.request.rope_regime for scheduled in batch]) if stretched else None,
-        adapters=adapters,
+    rows = [one.row for one in batch]
+    lengths = [one.num_tokens for one in batch]
+    contexts = [one.start + one.num_tokens - shift for one in batch]
+    pieces = [one.request.token_ids[one.start : one.start + one.num_tokens] for one in batch]
+    loras = [one.request.adapters.lora for one in batch]
+    step = StepInputs.of(
+        rows,
+        lengths,
+        contexts,
+        len(table.ids),
+        token_ids=list(chain.from_iterable(pieces)),
+        adapters=[one.request.adapters.slot for one in batch] if any(loras) else None,
+        regimes=np.array([one.request.rope_regime for one in batch]) if stretched else None,
     )
-
-
-def column(values: list[int]) -> IntArray:
-    return np.array(values, dtype=np.int64)
+    step.place(table.ids, table.block_size)
+    owners = step.rows.repeat(step.lengths)
+    np.putmask(step.token_ids, step.token_ids == UNKNOWN, -1 - owners)
+    return step

@@ -21,7 +21,7 @@ from engine_server.core.drafting.draft_model_steps import DraftModelSteps
 from engine_server.core.drafting.draft_steps import DraftSteps
 from engine_server.core.forward_output import ForwardOutput
 from engine_server.core.loaded_model import LoadedModel
-from engine_server.core.model_inputs import NOTHING, ModelInputs
+from engine_server.core.model_inputs import EMPTY, ModelInputs
 from engine_server.core.pooling.pooler import Pooler
 from engine_server.core.replay import Replay
 from engine_server.core.runner import OnPhase, Runner
@@ -382,11 +382,10 @@ class ModelRunner(Runner):
     def _warm_up(self) -> None:
         """Compute a prompt and a decode with a long context, to compile their kernels; discard the results."""
         for tokens, context in ((2, 2), (1, self.config.model_config.max_model_len)):
-            none, one = np.zeros(tokens, dtype=np.int64), np.zeros(1, dtype=np.int64)
-            nowhere, rows = [none - 1] * len(self.table.ids), one + self.staging.rows
-            step = StepInputs(none, none, nowhere, one, one + tokens, one + context, [], rows, one)
-            inputs = ModelInputs(step, one, [], [], [], NO_CHANGES)
-            staged = self.staging.put(step, one)
+            step = StepInputs.of([self.staging.rows], [tokens], [context], len(self.table.ids))
+            sampling = np.zeros(1, dtype=np.int64)
+            inputs = ModelInputs(step, sampling, [], [], [], NO_CHANGES)
+            staged = self.staging.put(step, sampling)
             states = self._states_eagerly(inputs, staged)
             logits = self._logits_eagerly(states.index_select(0, staged.logit_rows), None)
             if self._kernel_sampler:
@@ -394,7 +393,7 @@ class ModelRunner(Runner):
 
     def _states(self, step: StepInputs, staged: Staged) -> Tensor:
         """Compute the hidden states [T, hidden] of a step of tokens alone."""
-        return self._states_eagerly(ModelInputs(step, NOTHING.starts, [], [], [], NO_CHANGES), staged)
+        return self._states_eagerly(ModelInputs(step, EMPTY, [], [], [], NO_CHANGES), staged)
 
     @torch.inference_mode()
     def _states_eagerly(self, inputs: ModelInputs, staged: Staged) -> Tensor:

@@ -298,16 +298,13 @@ class StepCapture:
 
     def _example(self, staging: Staging, lengths: IntArray, contexts: IntArray, adapted: bool) -> StepInputs:
         """Return a step with sequences of some tokens and contexts, written to the cache's first slots."""
-        starts, tokens = np.cumsum(lengths) - lengths, np.arange(lengths.sum())
-        sequences = np.repeat(np.arange(len(lengths)), lengths)
-        return StepInputs(
-            tokens % self._loaded.split.vocabulary,
-            tokens - starts[sequences] + (contexts - lengths)[sequences],
-            [tokens.copy() for _ in staging.tables],
-            starts,
+        tokens = np.arange(lengths.sum())
+        return StepInputs.of(
+            np.arange(len(lengths)) % staging.rows,
             lengths,
             contexts,
-            [],
-            np.arange(len(lengths)) % staging.rows,
-            adapters=np.zeros_like(tokens) if adapted else None,
+            len(staging.tables),
+            token_ids=tokens % self._loaded.split.vocabulary,
+            slots=tokens,
+            adapters=np.zeros_like(lengths) if adapted else None,
         )

@@ -1,15 +1,18 @@
 """A step's inputs on the device, copied together to fixed addresses, which captured CUDA graphs read."""
 
-from typing import NamedTuple
+from functools import lru_cache, partial
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from engine_server.modeling.attention.interface import IntArray, Staged, StepInputs
 from engine_server.modeling.device import Device
 
 Int32Array = npt.NDArray[np.int32]
+Buffer = TypeVar("Buffer", Int32Array, Tensor)
 # Changed cells of the block table, [4, n]: kind, row, column and block id.
 TableChanges = Int32Array
 
@@ -31,6 +34,21 @@ class StepShape(NamedTuple):
 # In int32 elements, 16 bytes: Triton recompiles a kernel for a tensor with another alignment.
 ALIGNMENT = 4
 NO_CHANGES: TableChanges = np.zeros((4, 0), dtype=np.int32)
+# Shapes of steps whose views on the device are kept: those of decodes recur.
+KEPT_VIEWS = 64
+
+
+class StepBuffers(NamedTuple, Generic[Buffer]):
+    """The parts of one buffer of a step's inputs, on the host or on the device."""
+
+    # [3 + kinds, tokens]: token ids, positions, slots of each kind, and adapters.
+    tokens: Buffer
+    # [sequences + 1, 4]: one more for tokens that pad a step.
+    prefills: Buffer
+    # [sequences, 4]
+    decodes: Buffer
+    # [2, sequences]: of those that sample, the logit rows and the rows of the block table.
+    sampling: Buffer
 
 
 class Staging:
@@ -40,6 +58,7 @@ class Staging:
 
     max_sequences: those of a step.
     tables: the copy on the host, int32 [kinds, rows + 1, columns], for backends that read it on the host.
+    views: returns the views of a step of a shape, of which some sequences sample, independent of the buffers' content.
     """
 
     def __init__(self, max_tokens: int, max_sequences: int, table: tuple[int, ...], platform: Device) -> None:
@@ -47,26 +66,26 @@ class Staging:
         kinds, rows, columns = table
         self.rows, self.max_sequences = rows, max_sequences
         self._platform, device = platform, platform.device
-        tokens = max(max_tokens, max_sequences)
-        by_token, by_sequence = (tokens,), (max_sequences,)
-        prefills, decodes = (max_sequences + 1, 4), (max_sequences, 4)  # one more for tokens that pad a step
-        shapes = [by_token, by_token, (kinds, tokens), prefills, decodes, by_sequence, by_sequence, by_token]
-        sizes = [-(-int(np.prod(shape)) // ALIGNMENT) * ALIGNMENT for shape in shapes]
+        tokens, sequences = aligned(max(max_tokens, max_sequences)), aligned(max_sequences)
+        shapes = [(3 + kinds, tokens), (max_sequences + 1, 4), (max_sequences, 4), (2, sequences)]
+        ends = np.cumsum([np.prod(shape) for shape in shapes]).tolist()
         self._spans = [
-            (start, start + int(np.prod(shape)), shape)
-            for start, shape in zip(np.cumsum([0, *sizes[:-1]]).tolist(), shapes, strict=True)
+            (slice(start, end), shape)
+            for start, end, shape in zip([0, *ends[:-1]], ends, shapes, strict=True)
         ]
-        self._size = sum(sizes)
+        self._size: int = ends[-1]
         self._tables = torch.zeros(kinds, rows + 1, columns, dtype=torch.int32, device=device)
         self._buffer = torch.zeros(self._size + 2 * self._tables.numel(), dtype=torch.int32, device=device)
-        self._parts = [self._buffer[start:end].view(shape) for start, end, shape in self._spans]
+        self._inputs = self._buffer[: self._size]
+        own = self._parts(self._inputs)
+        self.views = lru_cache(KEPT_VIEWS)(partial(step_views, own, self._tables))
         # None: the host can't write to the device's buffers, or the device may still read them.
-        self._written: list[Int32Array] | None = None
+        self._written: StepBuffers[Int32Array] | None = None
         if platform.asynchronous:
             self.tables = np.zeros(self._tables.shape, dtype=np.int32)
         else:
             self.tables = self._tables.numpy()
-            self._written = [part.numpy() for part in self._parts]
+            self._written = self._parts(self._inputs.numpy())
 
     def put(
         self,
@@ -81,21 +100,23 @@ class Staging:
         shape: to pad the step to; None: it keeps its own.
         changes: changes of the scheduler's table since the last call.
         """
-        cells, block_ids = tuple(changes[:3]), changes[3]
-        self.tables[cells] = block_ids
+        num_changes = changes.shape[1]
+        if num_changes:
+            cells = np.ravel_multi_index(tuple(changes[:3]), self.tables.shape)
+            self.tables.reshape(-1)[cells] = changes[3]
         if self._written is not None:
             own = self._write(self._written, inputs, sampling, shape)
         else:
-            updates = np.stack([np.ravel_multi_index(cells, self.tables.shape), block_ids])
-            host = self._platform.host_buffer(self._size + updates.size, torch.int32)
+            host = self._platform.host_buffer(self._size + 2 * num_changes, torch.int32)
             numbers = host.numpy()
-            parts = [numbers[start:end].reshape(size) for start, end, size in self._spans]
-            own = self._write(parts, inputs, sampling, shape)
-            numbers[self._size :] = updates.ravel()
-            self._buffer[: len(host)].copy_(host, non_blocking=True)
-            if updates.size:
-                indices, new_ids = self._buffer[self._size : len(host)].view(2, -1)
-                self._tables.view(-1).index_copy_(0, indices.long(), new_ids)
+            own = self._write(self._parts(numbers), inputs, sampling, shape)
+            if num_changes:
+                numbers[self._size :] = np.concatenate([cells, changes[3]])
+                self._buffer[: len(numbers)].copy_(host, non_blocking=True)
+                places, block_ids = self._buffer[self._size : len(numbers)].view(2, -1)
+                self._tables.view(-1).index_copy_(0, places.long(), block_ids)
+            else:
+                self._inputs.copy_(host, non_blocking=True)
         return self.views(shape or own, len(sampling))
 
     def decodes(self, count: int) -> Staged:
@@ -107,48 +128,43 @@ class Staging:
         prefills = min(tokens // 2, self.max_sequences) + 1  # the last one has the tokens that pad the step
         return StepShape(tokens, prefills, min(tokens, self.max_sequences))
 
-    def views(self, shape: StepShape, sampling: int) -> Staged:
-        """Return the views of a step, independent of the buffers' content. sampling: its sequences that sample."""
-        token_ids, positions, slots, prefills, decodes, logit_rows, rows, adapters = self._parts
-        count = shape.tokens
-        return Staged(
-            token_ids[:count], positions[:count], slots[:, :count], prefills[: shape.prefills],
-            decodes[: shape.decodes], self._tables, logit_rows[:sampling], rows[:sampling], adapters[:count],
-        )  # fmt: skip
-
     def attach(self, inputs: StepInputs, staged: Staged) -> StepInputs:
         """Return a step's inputs with their views on the device and the host's block table."""
         return inputs._replace(staged=staged, tables=list(self.tables))
 
+    def _parts(self, buffer: Buffer) -> StepBuffers[Buffer]:
+        """Return the parts of a buffer."""
+        return StepBuffers(*[buffer[span].reshape(shape) for span, shape in self._spans])
+
     def _write(
-        self, parts: list[Int32Array], inputs: StepInputs, sampling: IntArray, shape: StepShape | None
+        self,
+        buffers: StepBuffers[Int32Array],
+        inputs: StepInputs,
+        sampling: IntArray,
+        shape: StepShape | None,
     ) -> StepShape:
-        """Write a step to the parts of a buffer, padded to `shape`; return its own shape."""
-        token_ids, positions, slots, prefills, decodes, logit_rows, rows, adapters = parts
-        count, single = len(inputs.token_ids), inputs.lengths == 1
-        token_ids[:count], positions[:count] = inputs.token_ids, inputs.positions
-        adapters[:count] = -1 if inputs.adapters is None else inputs.adapters
-        for kind, slots_of_kind in enumerate(inputs.slots):
-            slots[kind, :count] = slots_of_kind
-        sequences = np.stack([inputs.rows, inputs.starts, inputs.lengths, inputs.contexts], axis=1)
-        num_decodes = int(np.count_nonzero(single))
-        num_prefills = len(sequences) - num_decodes
-        decodes[:num_decodes] = sequences[single] if num_prefills else sequences
-        if num_prefills:
-            prefills[:num_prefills] = sequences[~single]
-        logit_rows[: len(sampling)] = (inputs.starts + inputs.lengths - 1)[sampling]
-        rows[: len(sampling)] = inputs.rows[sampling]
-        own = StepShape(count, num_prefills, num_decodes)
+        """Write a step to a buffer, padded to `shape`; return its own shape."""
+        count, sequences = inputs.tokens.shape[1], inputs.sequences[1:].T
+        buffers.tokens[:-1, :count] = inputs.tokens
+        buffers.tokens[-1, :count] = -1 if inputs.adapters is None else inputs.adapters
+        num_prefills = 0
+        if count > len(sequences):
+            several = inputs.lengths > 1
+            prefills, sequences = sequences[several], sequences[~several]
+            num_prefills = len(prefills)
+            buffers.prefills[:num_prefills] = prefills
+        buffers.decodes[: len(sequences)] = sequences
+        buffers.sampling[:, : len(sampling)] = inputs.sequences[:2].take(sampling, axis=1)
+        own = StepShape(count, num_prefills, len(sequences))
         if shape is not None:
-            self._pad(parts, own, shape, len(sampling))
+            self._pad(buffers, own, shape, len(sampling))
         return own
 
-    def _pad(self, parts: list[Int32Array], own: StepShape, shape: StepShape, sampling: int) -> None:
+    def _pad(self, buffers: StepBuffers[Int32Array], own: StepShape, shape: StepShape, sampling: int) -> None:
         """Pad a step to `shape` with sequences without a context, and with sequences without tokens."""
-        token_ids, positions, slots, prefills, decodes, logit_rows, rows, adapters = parts
+        tokens, prefills, decodes, sampled = buffers
         more = slice(own.tokens, shape.tokens)
-        token_ids[more] = positions[more] = 0
-        slots[:, more] = adapters[more] = -1
+        tokens[:2, more], tokens[2:, more] = 0, -1
         prefills[own.prefills : shape.prefills] = decodes[own.decodes : shape.decodes] = (
             self.rows, shape.tokens, 0, 0,
         )  # fmt: skip
@@ -156,4 +172,25 @@ class Staging:
             prefills[own.prefills] = self.rows, own.tokens, shape.tokens - own.tokens, 0
         else:
             decodes[more, 1], decodes[more, 2] = np.arange(own.tokens, shape.tokens), 1
-        logit_rows[sampling:], rows[sampling:] = 0, self.rows
+        sampled[0, sampling:], sampled[1, sampling:] = 0, self.rows
+
+
+def aligned(count: int) -> int:
+    """Round a number of elements up to a multiple of ALIGNMENT."""
+    return -(-count // ALIGNMENT) * ALIGNMENT
+
+
+def step_views(buffers: StepBuffers[Tensor], tables: Tensor, shape: StepShape, sampling: int) -> Staged:
+    """Return the views of a step of a shape, of which `sampling` sequences sample."""
+    tokens, chosen = buffers.tokens[:, : shape.tokens], buffers.sampling[:, :sampling]
+    return Staged(
+        token_ids=tokens[0],
+        positions=tokens[1],
+        slots=tokens[2:-1],
+        prefills=buffers.prefills[: shape.prefills],
+        decodes=buffers.decodes[: shape.decodes],
+        tables=tables,
+        logit_rows=chosen[0],
+        sampling=chosen[1],
+        adapters=tokens[-1],
+    )

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 import torch
 from adapters import save_lora, save_prompt
@@ -129,8 +128,7 @@ def record_steps(engine: LLMEngine, monkeypatch: pytest.MonkeyPatch) -> list[Rec
 
 def whole(count: int) -> StepInputs:
     """Return a step of one sequence."""
-    positions, one = np.arange(count), np.zeros(1, dtype=np.int64)
-    return StepInputs(positions, positions, [positions], one, one + count, one + count, [], one)
+    return StepInputs.of([0], [count], [count])
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from allocations import AllocationMeter
@@ -390,8 +389,7 @@ def test_largest_step_takes_as_much_as_one_that_keeps_states_for_an_eagle3_head(
     eagle3: dict[str, Any], monkeypatch
 ) -> None:
     runner = start(monkeypatch, CpuPlatform(), **eagle3)._core.executor.first
-    positions, first = np.arange(64), np.zeros(1, dtype=np.int64)
-    inputs = StepInputs(positions, positions, [positions], first, first + 64, first + 64, [], first)
+    inputs = StepInputs.of([0], [64], [64])
     arguments = {
         "input_ids": torch.zeros(1, 64, dtype=torch.int64),
         "position_ids": torch.arange(64)[None],

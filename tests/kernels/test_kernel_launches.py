@@ -11,8 +11,9 @@ from tiny_models import TINY, run_passes, tiny_model
 from transformers import PreTrainedModel
 
 from engine_server.modeling.attention.hook import ForwardContext
-from engine_server.modeling.attention.interface import Staged, StepInputs
+from engine_server.modeling.attention.interface import StepInputs
 from engine_server.modeling.memory.cache_layout import LayerShape, lay_out
+from engine_server.modeling.staging import Staging
 
 SIZES = TINY | {"vocab_size": 64, "head_dim": 16, "pad_token_id": 0}
 DECODES, BLOCK_SIZE, CONTEXT = 2, 16, 5
@@ -31,22 +32,15 @@ def decode_step(
     layout = lay_out([shape] * model.config.num_hidden_layers, CONTEXT)
     backend = platform.paged_attention(layout, [DECODES], BLOCK_SIZE, torch.float32)
     rows = np.arange(DECODES)
-    ones, contexts = np.ones_like(rows), np.full_like(rows, CONTEXT)
-    positions, slots = contexts - 1, rows * BLOCK_SIZE + CONTEXT - 1
-    tables = np.arange(DECODES, dtype=np.int32).reshape(1, DECODES, 1)
-    staged = Staged(
-        *(
-            torch.from_numpy(part.astype(np.int32)).to(device)
-            for part in (
-                rows, positions, slots[None], np.zeros((0, 4)), np.stack([rows, rows, ones, contexts], 1), tables,
-                rows, rows, -ones,
-            )
-        )
-    )  # fmt: skip
-    inputs = StepInputs(rows, positions, [slots], rows, ones, contexts, [*tables], rows, staged=staged)
+    tables = rows.astype(np.int32).reshape(1, DECODES, 1)
+    step = StepInputs.of(rows, np.ones_like(rows), np.full_like(rows, CONTEXT), len(tables), token_ids=rows)
+    step.place(tables, BLOCK_SIZE)
+    staging = Staging(DECODES, DECODES, tables.shape, platform)
+    changes = np.stack([0 * rows, rows, 0 * rows, rows]).astype(np.int32)
+    inputs = staging.attach(step, staging.put(step, rows, changes=changes))
     given = {
         "input_ids": torch.from_numpy(rows)[None].to(device),
-        "position_ids": torch.from_numpy(positions)[None].to(device),
+        "position_ids": torch.from_numpy(step.positions)[None].to(device),
     }
     with ForwardContext(backend).run(inputs), counted(monkeypatch) as names:
         model.base_model(**given, use_cache=False)

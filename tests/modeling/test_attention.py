@@ -110,19 +110,13 @@ def attend(
     backend: TorchAttention, blocks: np.ndarray, positions: list[int], query, key, value
 ) -> torch.Tensor:
     """Compute attention for one token of each sequence."""
-    at, ones = np.array(positions), np.ones(len(positions), dtype=np.int64)
-    slots = blocks[np.arange(len(at)), at // 16].astype(np.int64) * 16 + at % 16
-    starts = np.arange(len(at))
-    backend.begin(StepInputs(at, at, [slots], starts, ones, at + 1, [blocks], starts))
+    rows, contexts = np.arange(len(positions)), np.array(positions) + 1
+    step = StepInputs.of(rows, np.ones_like(rows), contexts, kinds=1)._replace(tables=[blocks])
+    step.place(blocks[None], 16)
+    backend.begin(step)
     return backend.attend(0, Heads(query, key, value), Scoring(16**-0.5))
 
 
 def flat(prompts: list[torch.Tensor]) -> StepInputs:
     """Return a step of whole prompts, without a cache."""
-    token_ids = torch.cat(prompts, 1)[0].numpy()
-    starts = np.cumsum(LENGTHS) - LENGTHS
-    positions = np.arange(len(token_ids)) - np.repeat(starts, LENGTHS)
-    blocks = np.zeros((len(LENGTHS), 1), dtype=np.int32)
-    return StepInputs(
-        token_ids, positions, token_ids, starts, LENGTHS, LENGTHS, [blocks], np.arange(len(LENGTHS))
-    )
+    return StepInputs.of(np.arange(len(LENGTHS)), LENGTHS, LENGTHS)

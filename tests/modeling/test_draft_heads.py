@@ -83,16 +83,10 @@ class Cache:
 
     def inputs(self, firsts: list[int], lengths: list[int]) -> StepInputs:
         """Return a step of `lengths` tokens for each sequence, from the position in `firsts`."""
-        counts = np.array(lengths)
-        positions = np.concatenate(
-            [first + np.arange(length) for first, length in zip(firsts, lengths, strict=True)]
-        )
-        rows = np.arange(len(lengths))
-        blocks = self.tables[:, np.repeat(rows, counts), positions // BLOCK_SIZE].astype(np.int64)
-        slots = list(blocks * BLOCK_SIZE + positions % BLOCK_SIZE)
-        starts = np.cumsum(counts) - counts
-        contexts = counts + np.array(firsts)
-        return StepInputs(positions, positions, slots, starts, counts, contexts, self.tables, rows)
+        contexts = np.add(firsts, lengths)
+        step = StepInputs.of(range(len(lengths)), lengths, contexts, len(self.tables))
+        step.place(self.tables, BLOCK_SIZE)
+        return step._replace(tables=self.tables)
 
 
 @torch.inference_mode()

@@ -85,13 +85,8 @@ class Cache:
         lengths = np.array([chunk.tokens for chunk in chunks])
         contexts = np.array([chunk.context for chunk in chunks])
         rows = np.array([chunk.sequence for chunk in chunks])
-        starts = np.cumsum(lengths) - lengths
-        positions = np.concatenate(
-            [np.arange(chunk.context - chunk.tokens, chunk.context) for chunk in chunks]
-        )
-        blocks = self.blocks[np.repeat(rows, lengths), positions // self.block_size].astype(np.int64)
-        slots = blocks * self.block_size + positions % self.block_size
-        step = StepInputs(positions, positions, [slots], starts, lengths, contexts, [self.blocks], rows)
+        step = StepInputs.of(rows, lengths, contexts, kinds=1)._replace(tables=[self.blocks])
+        step.place(self.blocks[None], self.block_size)
         given = [
             torch.cat([of_all[one.sequence][one.context - one.tokens : one.context] for one in chunks])
             for of_all in self.tensors
@@ -279,10 +274,7 @@ def encode(
     backend: StepAttention, lengths: list[int], given: list[torch.Tensor], scoring: Scoring
 ) -> torch.Tensor:
     """Run one step of whole prompts through a layer of an encoder. given: query, K and V, [tokens, heads, dim] each."""
-    counts = np.array(lengths)
-    positions = np.concatenate([np.arange(length) for length in lengths])
-    starts, rows = np.cumsum(counts) - counts, np.arange(len(counts))
-    backend.begin(StepInputs(positions, positions, [], starts, counts, counts, [], rows))
+    backend.begin(StepInputs.of(range(len(lengths)), lengths, lengths))
     return backend.attend(0, Heads(*given), scoring)
 
 

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -108,9 +107,7 @@ def load(folder: Path) -> PreTrainedModel:
 @torch.inference_mode()
 def forward(model: PreTrainedModel, context: ForwardContext, token_ids: list[int]) -> Tensor:
     count = len(token_ids)
-    positions, one = np.arange(count), np.array([count])
-    inputs = StepInputs(np.array(token_ids), positions, [positions], one - count, one, one, [], one - count)
-    with context.run(inputs):
+    with context.run(StepInputs.of([0], [count], [count])):
         assert running_forward() is context
         tokens, places = torch.tensor([token_ids]), torch.arange(count)[None]
         return model(input_ids=tokens, position_ids=places, use_cache=False).logits
@@ -131,9 +128,6 @@ def test_forward_of_a_draft_nests_in_that_of_its_target(tiny_llama: Path) -> Non
 def test_forwards_of_one_model_do_not_nest(tiny_llama: Path) -> None:
     model = load(tiny_llama)
     context = ForwardContext(StepAttention())
-    inputs = StepInputs(
-        *[np.arange(2)] * 2, [np.arange(2)], *[np.array([0]), np.array([2]), np.array([2])], [], np.array([0])
-    )
-    with context.run(inputs), pytest.raises(AssertionError, match="do not nest"):
+    with context.run(StepInputs.of([0], [2], [2])), pytest.raises(AssertionError, match="do not nest"):
         forward(model, context, [1, 2])
     assert torch.isfinite(forward(model, context, [1, 2])).all()  # the context can be used again

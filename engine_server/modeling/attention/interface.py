@@ -14,6 +14,7 @@ from engine_server.modeling.pending_heads import Heads
 from engine_server.modeling.scoring import Scoring
 
 IntArray = npt.NDArray[np.int64]
+Numbers = IntArray | Sequence[int]
 
 
 class UnsupportedModelError(ValueError):
@@ -26,28 +27,93 @@ class StepInputs(NamedTuple):
     All arrays are int64 but `tables`; T tokens, S sequences. A kind of attention is a window, or none.
     """
 
-    # [T]; -1 - row for a token that only the device knows: the last one of that row of the block table.
-    token_ids: IntArray
-    # [T], each within its sequence.
-    positions: IntArray
-    # [T] for each kind, the slot of each token's K and V: block id * block size + offset.
-    slots: list[IntArray]
-    # [S]
-    starts: IntArray
-    # [S], tokens of this step.
-    lengths: IntArray
-    # [S], tokens in the cache once this step's are written.
-    contexts: IntArray
-    # [R, blocks a row] for each kind, the host's block table.
-    tables: Sequence[npt.NDArray[np.int32]]
-    # [S], row of each sequence in `tables`.
-    rows: IntArray
+    # [2 + kinds, T]: `token_ids`, `positions` and `slots`.
+    tokens: IntArray
+    # [5, S]: the index of the last token, `rows`, `starts`, `lengths` and `contexts`.
+    sequences: IntArray
     # [S], the regime of a stretched rope, on which it depends besides positions.
     regimes: IntArray | None = None
     # [T], the slot of each token's adapter, -1 for none; None: no token has one.
     adapters: IntArray | None = None
+    # [R, blocks a row] for each kind, the host's block table.
+    tables: Sequence[npt.NDArray[np.int32]] = ()
     # The same on the device.
     staged: "Staged | None" = None
+
+    @classmethod
+    def of(
+        cls,
+        rows: Numbers,
+        lengths: Numbers,
+        contexts: Numbers,
+        kinds: int = 0,
+        *,
+        token_ids: Numbers | int = 0,
+        slots: Numbers | int = -1,
+        adapters: Numbers | None = None,
+        regimes: IntArray | None = None,
+    ) -> "StepInputs":
+        """Return a step of the last tokens of each sequence's context.
+
+        rows, lengths, contexts, adapters, regimes: of each sequence; lengths: at least 1. token_ids, slots: of each
+        token, or one for all of them; slots by a block table: see `place`.
+        """
+        sequences: IntArray = np.empty((5, len(rows)), dtype=np.int64)
+        sequences[1], sequences[3], sequences[4] = rows, lengths, contexts
+        counts = sequences[3]
+        stops = counts.cumsum()
+        sequences[0], sequences[2] = stops - 1, stops - counts
+        tokens: IntArray = np.empty((2 + kinds, stops[-1]), dtype=np.int64)
+        tokens[0], tokens[2:] = token_ids, slots
+        tokens[1] = np.arange(tokens.shape[1]) + (sequences[4] - stops).repeat(counts)
+        return cls(tokens, sequences, regimes, None if adapters is None else np.repeat(adapters, counts))
+
+    def place(self, tables: npt.NDArray[np.int32], block_size: int) -> None:
+        """Set `slots` by the block table, int32 [kinds, R, blocks a row]."""
+        columns = self.positions // block_size
+        blocks = tables[:, self.rows.repeat(self.lengths), columns]
+        np.add((blocks - columns) * block_size, self.positions, out=self.slots)
+
+    @property
+    def token_ids(self) -> IntArray:
+        """[T]; -1 - row for a token that only the device knows: the last one of that row of the block table."""
+        token_ids: IntArray = self.tokens[0]
+        return token_ids
+
+    @property
+    def positions(self) -> IntArray:
+        """[T], each within its sequence."""
+        positions: IntArray = self.tokens[1]
+        return positions
+
+    @property
+    def slots(self) -> IntArray:
+        """[kinds, T], the slot of each token's K and V: block id * block size + offset; -1 for none."""
+        return self.tokens[2:]
+
+    @property
+    def rows(self) -> IntArray:
+        """[S], row of each sequence in `tables`."""
+        rows: IntArray = self.sequences[1]
+        return rows
+
+    @property
+    def starts(self) -> IntArray:
+        """[S], index of the first token."""
+        starts: IntArray = self.sequences[2]
+        return starts
+
+    @property
+    def lengths(self) -> IntArray:
+        """[S], tokens of this step."""
+        lengths: IntArray = self.sequences[3]
+        return lengths
+
+    @property
+    def contexts(self) -> IntArray:
+        """[S], tokens in the cache once this step's are written."""
+        contexts: IntArray = self.sequences[4]
+        return contexts
 
 
 class Staged(NamedTuple):

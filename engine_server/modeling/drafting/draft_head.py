@@ -83,8 +83,8 @@ class DraftHead(ABC):
     def _run(self, probe: Probe, positions: IntArray) -> Tensor:
         """Return the states [T, hidden] of tokens at `positions`; each 0 begins a sequence."""
         starts = np.flatnonzero(positions == 0)
-        lengths, rows = np.diff(starts, append=len(positions)), np.arange(len(starts))
-        inputs = StepInputs(positions, positions, [positions], starts, lengths, lengths, [], rows)
+        lengths = np.diff(starts, append=len(positions))
+        inputs = StepInputs.of(np.arange(len(starts)), lengths, lengths)
         places = torch.from_numpy(positions).to(self.module.device)
         width: int = self.module.config.hidden_size
         hidden = torch.zeros(len(positions), width, dtype=self.module.dtype, device=self.module.device)

@@ -108,9 +108,8 @@ def run(
     """Return logits, or hidden states, of tokens at `positions`; each occurrence of the first begins a sequence."""
     count = len(positions)
     starts = np.flatnonzero(positions == positions[0])
-    lengths, blocks = np.diff(starts, append=count), np.zeros((len(starts), 1), dtype=np.int32)
-    rows = np.arange(len(starts))
-    inputs = StepInputs(positions, positions, [positions], starts, lengths, lengths, [blocks], rows)
+    lengths = np.diff(starts, append=count)
+    inputs = StepInputs.of(np.arange(len(starts)), lengths, lengths)
     try:
         with ForwardContext(backend).run(inputs):
             output = model(
