@@ -15,19 +15,21 @@ class RowParameters:
 
     def __init__(self, num_rows: int) -> None:
         self._records: Records = np.zeros(num_rows, PARAMETERS)
-        # The numbers of log-probabilities that requests asked for.
-        self._logprobs: list[int | None] = [None] * num_rows
+        # The numbers of log-probabilities that requests asked for, by row.
+        self._logprobs: dict[int, int] = {}
 
     def open(self, row: int, params: SamplingParams, choice_index: int) -> None:
         """Write a request's parameters."""
         filters = (params.temperature, params.min_p, params.top_p, max(params.top_k, 0))
         seed = (params.seed or 0) % (1 << 64)
         self._records[row] = (*((0, 1, 1, 0) if params.greedy else filters), seed, choice_index, 0)
-        self._logprobs[row] = params.logprobs
+        if params.logprobs is not None:
+            self._logprobs[row] = params.logprobs
 
     def close(self, row: int) -> None:
         """Clear a row. A step that was launched before may still sample from it, greedily."""
-        self._records[row], self._logprobs[row] = 0, None
+        self._records[row] = 0
+        self._logprobs.pop(row, None)
 
     def records(self, parts: Batch) -> Records:
         """Return the PARAMETERS of each part, [n], with the index of the token that it samples."""
@@ -42,5 +44,7 @@ class RowParameters:
 
     def logprobs(self, parts: Batch) -> dict[int, int]:
         """Return the numbers of log-probabilities that requests asked for, by the index of the part."""
-        counts = [self._logprobs[part.row] for part in parts]
-        return {index: count for index, count in enumerate(counts) if count is not None}
+        if not self._logprobs:
+            return {}
+        counts = self._logprobs
+        return {index: counts[part.row] for index, part in enumerate(parts) if part.row in counts}
