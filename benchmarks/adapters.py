@@ -22,7 +22,8 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.record import save
-from engine_server import EngineArgs, LLMEngine, LoRARequest, SamplingParams
+from engine_server import EngineArgs, LLMEngine, LoRARequest, SamplingParams, TokensPrompt
+from engine_server.core.model_runner import ModelRunner
 from engine_server.models import resolve
 
 INPUT_TOKENS = OUTPUT_TOKENS = 64
@@ -52,7 +53,9 @@ def write_adapter(folder: Path, engine: LLMEngine, rank: int, seed: int) -> LoRA
 
 def layer_shapes(engine: LLMEngine) -> dict[str, tuple[int, int]]:
     """Return inputs and outputs of the linear layers of the decoder's blocks, by name."""
-    adapted = engine._core.executor.first.loaded.adapted
+    runner = engine._core.executor.first
+    assert isinstance(runner, ModelRunner)
+    adapted = runner.loaded.adapted
     assert adapted is not None
     return {name: layer.shape for name, layer in adapted._layers.items() if ".layers." in name}
 
@@ -63,7 +66,8 @@ def run(sides: Sequence[Side], clients: int, seed: int) -> list[float]:
     for engine, loras in sides:
         chance = random.Random(seed)
         for number in range(clients):
-            prompt = {"prompt_token_ids": [chance.randrange(100, 40000) for _ in range(INPUT_TOKENS)]}
+            token_ids = [chance.randrange(100, 40000) for _ in range(INPUT_TOKENS)]
+            prompt = TokensPrompt(prompt_token_ids=token_ids)
             engine.add_request(str(number), prompt, params, lora_request=loras[number % len(loras)])
     seconds = [0.0] * len(sides)
     while any(engine.has_unfinished_requests() for engine, _ in sides):

@@ -9,7 +9,9 @@ to compile a grammar and to fill a mask.
 import argparse
 import json
 import time
+from collections.abc import Callable
 from statistics import median
+from typing import Any
 
 from benchmarks.driving import prompts_of
 from benchmarks.engine import HostTime
@@ -72,15 +74,16 @@ class TimedFills:
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
-        fill = Grammars.fill
+        Grammars.fill = self._timed(Grammars.fill)
 
-        def timed(grammars: Grammars, batch: list) -> object:
+    def _timed(self, fill: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any) -> Any:
             started = time.perf_counter()
-            masks = fill(grammars, batch)
+            masks = fill(*arguments)
             self.seconds.append(time.perf_counter() - started)
             return masks
 
-        Grammars.fill = timed
+        return timed
 
 
 def main() -> int:

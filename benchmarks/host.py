@@ -23,7 +23,7 @@ import random
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -61,21 +61,14 @@ class HostSteps:
     def __init__(self, rows: int) -> None:
         self._rows = rows
         self._core = EngineCore(core_config(rows), lambda name, seconds: None)
-        self._seconds: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
         self._round = 0
         scheduler, executor, grammars = self._core.scheduler, self._core.executor, self._core.grammars
         scheduler.schedule = self._timed("schedule", scheduler.schedule)
         executor.forward = self._timed("inputs", executor.forward)
         grammars.fill = self._timed("sample", grammars.fill)
-        head = self._timed("sample", executor.head)
+        executor.head = self._timed_head(self._timed("sample", executor.head))
         scheduler.update = self._timed("update", scheduler.update)
-
-        def timed_head(*arguments: Any) -> PendingStep:
-            pending = head(*arguments)
-            pending.collect = self._timed("sample", pending.collect)
-            return pending
-
-        executor.head = timed_head
 
     def measure(self, steps: int) -> Figures:
         """Return the median of each part over decode steps of requests that have just computed their prompts."""
@@ -94,7 +87,7 @@ class HostSteps:
             started = time.perf_counter()
             message = encoder.encode(self._outputs())
             seconds = time.perf_counter() - started
-            self._seconds["outputs"] = seconds - self._seconds.total()
+            self._seconds["outputs"] = seconds - sum(self._seconds.values())
             assert len(message) > self._rows
             for part in PARTS:
                 taken[part].append(1e6 * self._seconds[part])
@@ -114,6 +107,14 @@ class HostSteps:
             result = function(*arguments)
             self._seconds[part] += time.perf_counter() - started
             return result
+
+        return timed
+
+    def _timed_head(self, head: Callable[..., PendingStep]) -> Callable[..., PendingStep]:
+        def timed(*arguments: Any) -> PendingStep:
+            pending = head(*arguments)
+            pending.collect = self._timed("sample", pending.collect)
+            return pending
 
         return timed
 
@@ -140,7 +141,7 @@ def core_config(rows: int) -> EngineConfig:
 def vllm_side(python: Path) -> Iterator[Callable[[int, int], Figures]]:
     """A process with vLLM's scheduler, as a function of rows and steps."""
     script = Path(__file__).with_name("vllm_scheduler.py")
-    command = [python, "-P", script, *map(str, (CONTEXT, LONGEST, BLOCK_SIZE, BUDGET))]
+    command = [str(python), "-P", str(script), *map(str, (CONTEXT, LONGEST, BLOCK_SIZE, BUDGET))]
     environment = {**os.environ, "VLLM_LOGGING_STREAM": "ext://sys.stderr", "VLLM_LOGGING_LEVEL": "ERROR"}
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as other:

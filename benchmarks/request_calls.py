@@ -42,7 +42,7 @@ def called(engine: LLMEngine, tokens: int) -> set[CodeType]:
         finish(engine, "traced", tokens)
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
     return found
 
 

@@ -113,8 +113,8 @@ class ScriptedCore:
             step.scheduled, step.num_cached_tokens = time.monotonic(), self.num_cached
             if (count := params.prompt_logprobs) is not None and not answer.index:
                 end = len(request.prompt_token_ids) - request.num_resumed
-                tokens = [logprobs(token, count) for token in request.prompt_token_ids[1:end]]
-                self._parts += PromptLogprobsPart.split(answer.request_id, tokens)
+                prompt = [logprobs(token, count) for token in request.prompt_token_ids[1:end]]
+                self._parts += PromptLogprobsPart.split(answer.request_id, prompt)
         answer.number += 1
         if step.finish_reason:
             del self._answers[answer.request_id]
@@ -155,7 +155,7 @@ def serve(folder: str, fail: object) -> None:
     interval = 1 / float(os.environ[RATE])
     due = time.monotonic()
     while True:
-        wait = max(0.0, 1000 * (due - time.monotonic())) if core.has_work else IDLE_MS
+        wait = max(0, int(1000 * (due - time.monotonic()))) if core.has_work else IDLE_MS
         if inputs.poll(wait):
             if returned := core.handle(decoder.decode(inputs.recv())):
                 outputs.send(encoder.encode(returned))

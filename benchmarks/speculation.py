@@ -15,6 +15,7 @@ import inspect
 import textwrap
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -114,7 +115,10 @@ def main() -> None:
         "without": LLMEngine.from_engine_args(EngineArgs(**common)),
         "drafts": LLMEngine.from_engine_args(speculating, stat_loggers=[drafts]),
     }
-    loads = {"editing": edit, "random": partial(answer_random, clients=args.clients)}
+    loads: dict[str, Callable[..., int]] = {
+        "editing": edit,
+        "random": partial(answer_random, clients=args.clients),
+    }
     figures: dict[str, dict[str, list[float]]] = {load: defaultdict(list) for load in loads}
     for number in range(args.rounds + 1):  # the first one warms up
         for load, work in loads.items():

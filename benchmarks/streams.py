@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from benchmarks.driving import prompts_of
 from benchmarks.record import save
-from engine_server import AsyncEngineArgs, AsyncLLM, RequestOutputKind, SamplingParams
+from engine_server import AsyncEngineArgs, AsyncLLM, RequestOutputKind, SamplingParams, TokensPrompt
 from engine_server.bench.rows import percentile
 from engine_server.requests.scheduler_stats import SchedulerStats
 from engine_server.telemetry.loggers import StatLoggerBase
@@ -41,7 +41,7 @@ async def stream(engine: AsyncLLM, request_id: str, token_ids: list[int], tokens
     params = SamplingParams(
         temperature=0, max_tokens=tokens, ignore_eos=True, output_kind=RequestOutputKind.DELTA
     )
-    prompt = {"prompt_token_ids": token_ids}
+    prompt = TokensPrompt(prompt_token_ids=token_ids)
     return [time.perf_counter() async for _ in engine.generate(prompt, params, request_id)]
 
 

@@ -8,17 +8,21 @@ import argparse
 import json
 import sys
 import time
+from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 from benchmarks.driving import Prompts
 from engine_server.models import resolve
 
+# A PreTrainedModel that generates, for which transformers has no type.
+GeneratingModel = Any
 
-def generate(model: PreTrainedModel, prompts: Prompts, new_tokens: int) -> int:
+
+def generate(model: GeneratingModel, prompts: Prompts, new_tokens: int) -> int:
     """Generate for one batch; all prompts have the same length, so nothing is padded."""
     ids = torch.tensor(prompts)
     made = model.generate(
@@ -32,7 +36,7 @@ def generate(model: PreTrainedModel, prompts: Prompts, new_tokens: int) -> int:
     return (made.shape[1] - ids.shape[1]) * len(prompts)
 
 
-def continuous(model: PreTrainedModel, prompts: Prompts, new_tokens: int) -> int:
+def continuous(model: GeneratingModel, prompts: Prompts, new_tokens: int) -> int:
     blocks = sum(len(prompt) + new_tokens for prompt in prompts) // 16
     made = model.generate_batch(
         prompts,

@@ -11,6 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from vllm import SamplingParams
@@ -72,7 +73,7 @@ def measure(scheduler: Scheduler, rows: int, steps: int) -> dict[str, float]:
     return {"schedule": schedule, "update": update}
 
 
-def step(scheduler: Scheduler) -> tuple[float, float, dict]:
+def step(scheduler: Scheduler) -> tuple[float, float, dict[int, Any]]:
     """Run a step; return the seconds of both calls, and its outputs."""
     started = time.perf_counter()
     scheduled = scheduler.schedule()

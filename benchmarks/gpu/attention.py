@@ -70,8 +70,11 @@ def make_batch(heads: Heads, count: int, tokens: int, context: int, float8: bool
     rows = [[number, number * tokens, tokens, context] for number in range(count)]
     sequences = torch.tensor(rows, dtype=torch.int32, device=DEVICE)
     plain = query.view(count, tokens, heads.query, -1).transpose(1, 2), *pieces
-    pages = [Pages(*quantised(cache)) if float8 else Pages(cache) for cache in (keys, values)]
-    return Batch(query, torch.empty_like(query), *pages, ids, sequences, [t.contiguous() for t in plain])
+    key_pages, value_pages = (
+        Pages(*quantised(cache)) if float8 else Pages(cache) for cache in (keys, values)
+    )
+    contiguous = [t.contiguous() for t in plain]
+    return Batch(query, torch.empty_like(query), key_pages, value_pages, ids, sequences, contiguous)
 
 
 def ours(batch: Batch) -> Callable[[], object]:
@@ -88,14 +91,14 @@ def ours(batch: Batch) -> Callable[[], object]:
 
 def theirs(batch: Batch) -> Callable[[], Tensor]:
     """Return torch's attention; a chunk after a prefix needs a mask: torch's causal mask starts at the first key."""
-    query, keys, _ = batch.plain
+    query, keys, values = batch.plain
     tokens, context = query.shape[2], keys.shape[2]
     mask = None
     if 1 < tokens < context:
         mask = torch.ones(tokens, context, dtype=torch.bool, device=DEVICE).tril(context - tokens)
     causal = tokens == context
     return lambda: F.scaled_dot_product_attention(
-        *batch.plain, attn_mask=mask, is_causal=causal, enable_gqa=True
+        query, keys, values, attn_mask=mask, is_causal=causal, enable_gqa=True
     )
 
 

@@ -20,7 +20,8 @@ from engine_server.modeling.kernels.head_write import write_heads
 from engine_server.modeling.kernels.matmul import linear
 from engine_server.modeling.kernels.norm import rms_norm
 from engine_server.modeling.kernels.rotary import rotate
-from engine_server.modeling.kernels.sampling import PARAMETERS, sample
+from engine_server.modeling.kernels.sampling import sample
+from engine_server.modeling.kernels.sampling_parameters import PARAMETERS
 from engine_server.modeling.layers.kernel_sets.triton import TRITON
 from engine_server.modeling.layers.norm import FusedRMSNorm
 from engine_server.modeling.memory.cache_layout import Pages
@@ -48,8 +49,8 @@ class Case(NamedTuple):
 def measure(limits: Limits) -> Iterator[Row]:
     for tokens in TOKENS:
         for model, shape in MODELS.items():
-            for make in (norm, heads):
-                yield compare(partial(make, model, shape, tokens, limits))
+            for make_for_model in (norm, heads):
+                yield compare(partial(make_for_model, model, shape, tokens, limits))
         for make in (activation, product):
             yield compare(partial(make, tokens, limits))
     for sequences in SAMPLED:
@@ -87,7 +88,8 @@ def norm(model: str, shape: dict[str, Any], tokens: int, limits: Limits) -> Case
 class HeadWrite(NamedTuple):
     """Norms, if the model has them, and rotations of a step's heads, and the write of K and V to the cache."""
 
-    pages: list[Pages]
+    keys: Pages
+    values: Pages
     slots: Tensor  # int32
     long_slots: Tensor
     cos: Tensor  # [tokens, dim / 2]
@@ -96,7 +98,7 @@ class HeadWrite(NamedTuple):
 
     def ours(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         rotation = PendingRotation(rotate, self.cos, self.sin, False)
-        return write_heads(*self.pages, query, key, value, self.slots, rotation, *self.norms)
+        return write_heads(self.keys, self.values, query, key, value, self.slots, rotation, *self.norms)
 
     def theirs(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         if self.norms:
@@ -109,7 +111,7 @@ class HeadWrite(NamedTuple):
         for x in (query, key):
             one, other = x.chunk(2, -1)
             turned.append(x * cos + torch.cat([-other, one], -1) * sin)
-        for cache, new in zip(self.pages, (turned[1], value), strict=True):
+        for cache, new in zip((self.keys, self.values), (turned[1], value), strict=True):
             cache.data.flatten(0, 1).index_copy_(0, self.long_slots, new)
         return turned[0]
 
@@ -118,8 +120,10 @@ def head_write(shape: dict[str, Any], tokens: int) -> HeadWrite:
     dim, kv_heads = shape["head_dim"], shape["num_key_value_heads"]
     angles = torch.rand(tokens, dim // 2, device=DEVICE)
     slots, normed = torch.randperm(tokens, device=DEVICE), shape["model_type"] == "qwen3"
+    keys, values = (Pages(numbers(-(-tokens // BLOCK_SIZE), BLOCK_SIZE, kv_heads, dim)) for _ in range(2))
     return HeadWrite(
-        [Pages(numbers(-(-tokens // BLOCK_SIZE), BLOCK_SIZE, kv_heads, dim)) for _ in range(2)],
+        keys,
+        values,
         slots.int(),
         slots,
         angles.cos().to(DTYPE),

@@ -62,21 +62,22 @@ class Step(NamedTuple):
     """The inputs of a layer's experts."""
 
     values: Tensor  # [tokens, hidden]
-    index: Tensor  # int64 [tokens, chosen]
+    experts: Tensor  # int64 [tokens, chosen]
     weights: Tensor  # [tokens, chosen]
 
 
 def make_step(tokens: int) -> Step:
     scores = torch.rand(tokens, CONFIG["num_experts"], device=DEVICE)
-    weights, index = scores.topk(CONFIG["num_experts_per_tok"])
+    weights, experts = scores.topk(CONFIG["num_experts_per_tok"])
     return Step(
-        torch.randn(tokens, CONFIG["hidden_size"], device=DEVICE, dtype=DTYPE), index, weights.to(DTYPE)
+        torch.randn(tokens, CONFIG["hidden_size"], device=DEVICE, dtype=DTYPE), experts, weights.to(DTYPE)
     )
 
 
 def make_experts() -> Any:
     """Return transformers' experts with random weights."""
-    experts = Qwen3MoeExperts(Qwen3MoeConfig(**CONFIG, experts_implementation="grouped_mm")).to(DEVICE, DTYPE)
+    config = Qwen3MoeConfig(**CONFIG | {"experts_implementation": "grouped_mm"})
+    experts = Qwen3MoeExperts(config).to(DEVICE, DTYPE)
     for parameter in experts.parameters():
         parameter.requires_grad_(False).normal_(0.0, parameter.shape[-1] ** -0.5)
     return experts
@@ -84,7 +85,7 @@ def make_experts() -> Any:
 
 def fused(plain: Any, form: str) -> Any:
     """Return our experts with the weights of transformers'."""
-    own = Qwen3MoeExperts.__new__(Qwen3MoeExperts)
+    own: Any = Qwen3MoeExperts.__new__(Qwen3MoeExperts)
     own.__dict__ = plain.__dict__ | {"_parameters": dict(plain._parameters)}
     receive_gated(own, FusedExperts, LAYOUTS[form]).settle()
     own._apply_gate = partial(gated, "silu")
@@ -94,8 +95,8 @@ def fused(plain: Any, form: str) -> Any:
 def floor(form: str, step: Step, limits: Limits) -> tuple[float, str]:
     """Return the time at the device's limit, and which one that is."""
     weights = 3 * CONFIG["hidden_size"] * CONFIG["moe_intermediate_size"]
-    reading = BYTES[form] * weights * len(step.index.unique()) / limits.copy
-    computing = 2 * weights * step.index.numel() / limits.matmul
+    reading = BYTES[form] * weights * len(step.experts.unique()) / limits.copy
+    computing = 2 * weights * step.experts.numel() / limits.matmul
     return (reading, "bandwidth") if reading > computing else (computing, "matmul")
 
 
@@ -143,7 +144,7 @@ def tune(form: str) -> None:
 
 def products(own: Any, steps: Sequence[Step], launch: ExpertLaunch) -> Iterator[list[Callable[[], Tensor]]]:
     """Yield the calls of the first product, with its gate, and those of the second."""
-    choices = [plan_tiles(step.index, own.num_experts, launch.rows) for step in steps]
+    choices = [plan_tiles(step.experts, own.num_experts, launch.rows) for step in steps]
     gate_up, down = own.weights(GATE_UP), own.weights(DOWN)
     values = [
         multiply(step.values, gate_up, one, launch, "silu") for step, one in zip(steps, choices, strict=True)

@@ -8,6 +8,7 @@ engine_server/modeling/kernels/quantized_row.py and quantized_matmul.py.
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -80,7 +81,7 @@ def compare(
     x = torch.randn(rows, size.inputs, device=DEVICE, dtype=DTYPE)
     reading = (num_bytes(weights[0]) + x.nbytes + rows * size.outputs * x.element_size()) / limits.copy
     computing = 2 * rows * dense[0].numel() / limits.matmul
-    theirs = [lambda weight=weight: F.linear(x, weight) for weight in dense]
+    theirs = [partial(F.linear, x, weight) for weight in dense]
     return beside(
         f"{kind} {size.outputs} x {size.inputs}, {rows}",
         seconds(ours(weights, x)),
@@ -93,7 +94,7 @@ def compare(
 
 def ours(weights: Sequence[GroupedFormat], x: Tensor) -> list[Callable[[], Tensor]]:
     products = [fuse_dequantisation(weight) for weight in weights]
-    return [lambda product=product: product.apply(x) for product in products]
+    return [partial(product.apply, x) for product in products]
 
 
 def tune() -> None:
@@ -101,7 +102,7 @@ def tune() -> None:
     for kind, size in itertools.product(KINDS, SIZES[:2]):
         weights = make(kind, size)
         name = f"{kind} {size.outputs} x {size.inputs}"
-        names = ("COLUMNS", "DEPTH_BYTES", "WARPS")
+        names: tuple[str, ...] = ("COLUMNS", "DEPTH_BYTES", "WARPS")
         tried = [(4, 512, 1), (8, 512, 1), (16, 512, 4), (4, 1024, 1)]
         report(f"{name}, 1, {names}", best(quantized_row, names, tried, weights, 1))
         for rows in (16, 64):

@@ -82,7 +82,8 @@ async def count_ready(cluster: Cluster, path: str, pods: int) -> int:
     """Return the number of objects of which all replicas are ready."""
     ready, token = 0, ""
     while True:
-        page = await cluster.call("GET", path, limit=PAGE, **{"continue": token} if token else {})
+        following: dict[str, Any] = {"continue": token} if token else {}
+        page = await cluster.call("GET", path, limit=PAGE, **following)
         ready += sum(item.get("status", {}).get("readyReplicas", 0) >= pods for item in page["items"])
         token = page["metadata"].get("continue", "")
         if not token:
@@ -115,7 +116,7 @@ async def time_edit(cluster: Cluster, name: str, max_model_len: int) -> float:
     """Edit an LLMDeployment; return the seconds until a watch reports its Deployment with the new argument."""
     change = {"spec": {"engine": {"maxModelLen": max_model_len}}}
     wanted = f"--max-model-len={max_model_len}"
-    watch: Any = Watch()  # type: ignore[no-untyped-call]
+    watch: Any = Watch()
     reports = watch.stream(
         AppsV1Api(cluster.api).list_namespaced_deployment,
         NAMESPACE,

@@ -8,7 +8,7 @@ from engine_server.core.scheduling.scheduler_state import SchedulerState
 
 
 @dataclass(slots=True, frozen=True)
-class RequestState:
+class RequestCounters:
     """One request's counters."""
 
     request_id: str
@@ -25,7 +25,7 @@ class DebugState:
 
     scheduler: SchedulerState
     # In order of arrival.
-    requests: list[RequestState]
+    requests: list[RequestCounters]
     # True if a step is in flight.
     in_flight: bool
     # Class of the attention backend.
@@ -34,12 +34,12 @@ class DebugState:
 
 def debug_state(scheduler: Scheduler, in_flight: bool, attention: str) -> DebugState:
     """Copy the state of a scheduler and its blocks."""
-    requests = [_request_state(request) for request in scheduler.requests.values()]
+    requests = [_counters(request) for request in scheduler.requests.values()]
     return DebugState(scheduler.debug_state(), requests, in_flight, attention)
 
 
-def _request_state(request: Request) -> RequestState:
-    return RequestState(
+def _counters(request: Request) -> RequestCounters:
+    return RequestCounters(
         request.request_id,
         request.num_prompt,
         request.num_output,

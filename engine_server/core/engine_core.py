@@ -14,9 +14,9 @@ import torch
 from engine_server.config import EngineConfig
 from engine_server.core.adapters.adapter_pool import AdapterPool
 from engine_server.core.adapters.adapter_pools import AdapterPools
+from engine_server.core.control_operations import ControlOperations
 from engine_server.core.debug_state import DebugState, debug_state
 from engine_server.core.executor import Executor
-from engine_server.core.operations import Operations
 from engine_server.core.runner import CollectiveCalls
 from engine_server.core.sampling.grammars import Grammars
 from engine_server.core.sampling.head import Pending
@@ -92,7 +92,7 @@ class EngineCore:
             config.model_config.eos_token_ids, config.model_config.vocab_size, self._first.platform
         )
         self.speculator = make_speculator(config, self.executor)
-        self.operations = Operations(config, self.executor, self.scheduler, self.adapters)
+        self.operations = ControlOperations(config, self.executor, self.scheduler, self.adapters)
         self.overlapped = self._first.overlapped
         self._in_flight: StepInFlight | None = None
         # The batch of the latest step, which may not have been launched.

@@ -15,7 +15,7 @@ from compat.http_text import HttpMessage, parse_message
 from compat.sample import ADAPTER, ADAPTER_URI, ADDRESS, DEPLOYMENT, KEY, MANIFEST, observe, planned
 from compat.scripted_engine import MISSING_URI, EngineServer
 from llm_local.endpoints import ModelList
-from llm_operator.control.fetch import Progress
+from llm_operator.control.fetch_poller import FetchProgress
 from llm_operator.control.start_poller import Readiness
 from llm_operator.observed import PodAdapters, Replica, StartReport
 from llm_operator.status.adapters import served_adapters
@@ -26,7 +26,7 @@ from engine_server.contract.adapters import AdapterStates, WantedAdapter, Wanted
 from engine_server.contract.continuation import ReportedUsage
 from engine_server.contract.errors import ErrorCode
 from engine_server.contract.memory_shortage import MemoryShortage
-from engine_server.models.progress import Progress as FetchProgress
+from engine_server.models.progress import Progress
 from engine_server.models.progress_server import serve
 from engine_server.router.http.forwarded_fields import ANSWER_FIELDS
 from engine_server.router.http.wire import Fields
@@ -231,7 +231,7 @@ def read_shortage(content: bytes) -> dict[str, Any]:
 def write_progress() -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "weights").write_bytes(bytes(42))
-        progress = FetchProgress(total=100)
+        progress = Progress(total=100)
         progress.follow(Path(folder))
         server = serve(progress, 0)
         with (
@@ -244,7 +244,7 @@ def write_progress() -> dict[str, bytes]:
 
 
 def read_progress(content: bytes) -> dict[str, Any]:
-    return dict(msgspec.to_builtins(msgspec.json.decode(content, type=Progress)))
+    return dict(msgspec.to_builtins(msgspec.json.decode(content, type=FetchProgress)))
 
 
 EXCHANGES = (

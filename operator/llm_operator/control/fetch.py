@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from engine_server.contract.labels import MODEL_CACHE_LABEL, UNUSABLE_MODEL_ANNOTATION
 from llm_operator.api.model_cache import ModelCache
 from llm_operator.control.cluster import Cluster
-from llm_operator.control.fetch_poller import Progress
+from llm_operator.control.fetch_poller import FetchProgress
 from llm_operator.control.resources import EVENTS, PODS, child_path
 from llm_operator.observed import Fetch, Manifest, claim_key, fetch_key
 from llm_operator.status.problems import unusable_model
@@ -18,7 +18,7 @@ MOST_SUBJECTS = 3
 
 
 async def observe_fetch(
-    cluster: Cluster, namespace: str, cache: ModelCache, progress: Progress | None
+    cluster: Cluster, namespace: str, cache: ModelCache, progress: FetchProgress | None
 ) -> Fetch:
     """Return the pods, with the progress that they reported last; if none, the Warnings about them and the claim.
 

@@ -17,14 +17,14 @@ INTERVAL_SECONDS = 2.0
 LONGEST_SECONDS = 30.0
 
 
-class Progress(msgspec.Struct, frozen=True):
+class FetchProgress(msgspec.Struct, frozen=True):
     """The answer of a container that fetches, in bytes."""
 
     done: Total = 0
     total: Total = 0
 
 
-decoder = msgspec.json.Decoder(Progress)
+decoder = msgspec.json.Decoder(FetchProgress)
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class FetchPoller:
     questions: PodQuestions
     interval: float = INTERVAL_SECONDS
     # The last answer; none while no pod answers.
-    progress: dict[Key, Progress] = field(default_factory=dict)
+    progress: dict[Key, FetchProgress] = field(default_factory=dict)
     addresses: dict[Key, tuple[str, ...]] = field(default_factory=dict)
     tasks: dict[Key, asyncio.Task[None]] = field(default_factory=dict)
 
@@ -62,7 +62,7 @@ class FetchPoller:
         finally:
             del self.tasks[key]
 
-    async def _ask(self, namespace: str, addresses: tuple[str, ...]) -> Progress | None:
+    async def _ask(self, namespace: str, addresses: tuple[str, ...]) -> FetchProgress | None:
         """Return the progress of the first pod that reports it."""
         for address in addresses:
             try:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from aiohttp import web
-from llm_operator.control.fetch_poller import FetchPoller, Progress, interval_after
+from llm_operator.control.fetch_poller import FetchPoller, FetchProgress, interval_after
 from llm_operator.control.pod_questions import PodQuestions
 
 # Pods report on one port, so each process that runs the tests has loopback addresses of its own.
@@ -40,14 +40,14 @@ async def pod() -> AsyncIterator[Pod]:
 @pytest.mark.parametrize(
     ("status", "body", "progress"),
     [
-        (200, '{"done": 5, "total": 15}', Progress(5, 15)),
+        (200, '{"done": 5, "total": 15}', FetchProgress(5, 15)),
         (500, '{"done": 5, "total": 15}', None),
         (404, "{}", None),
         (200, "[]", None),
     ],
 )
 async def test_an_answer_with_the_status_200_alone_is_progress(
-    pod: Pod, status: int, body: str, progress: Progress | None
+    pod: Pod, status: int, body: str, progress: FetchProgress | None
 ) -> None:
     pod.status, pod.body = status, body
     assert await FetchPoller(PodQuestions())._ask("default", (ADDRESS,)) == progress

@@ -34,7 +34,7 @@ class ReadingAdapter(NamedTuple):
     adapter: Adapter[Any, Any]
 
 
-class Operations:
+class ControlOperations:
     """The operations that can be called by name. While `halted`, no step runs and requests wait."""
 
     def __init__(
