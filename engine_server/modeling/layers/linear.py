@@ -11,6 +11,7 @@ from engine_server.modeling.formats.dense import DenseFormat
 from engine_server.modeling.formats.joined import join
 from engine_server.modeling.formats.quantized_tensor import format_of
 from engine_server.modeling.formats.weight_format import WeightFormat, WeightLayout
+from engine_server.modeling.layers.ahead import Ahead
 from engine_server.modeling.layers.sharding import Sharding
 from engine_server.modeling.layers.weight_layer import WeightLayer
 
@@ -108,9 +109,8 @@ class FusedLinear(WeightLayer):
         self.sizes = [linear.out_features for linear in linears]
         self.parts: list[WeightFormat | None] = [None] * len(linears)
         self.format: WeightFormat | None = None
-        # The latest input, and those of its outputs that were not requested yet, by layer index.
-        self.values: Tensor | None = None
-        self.outputs: dict[int, Tensor] = {}
+        # The outputs of the latest input that were not requested yet, by layer index.
+        self._outputs = Ahead[dict[int, Tensor]]()
         self.register_parameter("weight", None)
         self.register_parameter("bias", None)
         for place, linear in enumerate(linears):
@@ -126,12 +126,13 @@ class FusedLinear(WeightLayer):
 
     def output(self, place: int, values: Tensor) -> Tensor:
         """Return the outputs of layer number `place`: [..., in] to [..., out]."""
-        if values is not self.values:
-            self.values = values
-            self.outputs = dict(enumerate(torch.split(self.forward(values), self.sizes, dim=-1)))
-        output = self.outputs.pop(place)
-        if not self.outputs:
-            self.values = None
+        outputs = self._outputs.get(values)
+        if outputs is None:
+            parts = torch.split(self.forward(values), self.sizes, dim=-1)
+            outputs = self._outputs.put(values, dict(enumerate(parts)))
+        output = outputs.pop(place)
+        if not outputs:
+            self._outputs.forget()
         return output
 
     def take(self, place: int, part: WeightFormat) -> None:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from engine_server.modeling.attention.hook import running_forward
+from engine_server.modeling.layers.ahead import Ahead
 from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet
 
 
@@ -19,13 +20,12 @@ class FusedRMSNorm(nn.Module):
         self.weight = weight
         self.eps = eps
         self.offset = offset
-        # A sum of `add_ahead` and its norm, until `forward` takes it.
-        self._sum: Tensor | None = None
-        self._normed: Tensor | None = None
+        # The norm of a sum of `add_ahead`, until `forward` takes it.
+        self._normed = Ahead[Tensor]()
 
     def forward(self, x: Tensor) -> Tensor:
-        ready = self._normed if x is self._sum else None
-        self._sum = self._normed = None
+        ready = self._normed.get(x)
+        self._normed.forget()
         return self.add(x)[1] if ready is None else ready
 
     def add(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -34,8 +34,9 @@ class FusedRMSNorm(nn.Module):
 
     def add_ahead(self, x: Tensor, residual: Tensor) -> Tensor:
         """Return x + residual, whose norm the next call of `forward` returns if it is given this very sum."""
-        self._sum, self._normed = self.add(x, residual)
-        return self._sum
+        total, normed = self.add(x, residual)
+        self._normed.put(total, normed)
+        return total
 
 
 class UnweightedRMSNorm(FusedRMSNorm):

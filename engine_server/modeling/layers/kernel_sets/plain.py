@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine_server.modeling.layers.ahead import Ahead
 from engine_server.modeling.layers.grouped_experts import GroupedExperts
 from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet
 from engine_server.modeling.layers.routed_experts import RoutedExperts
@@ -38,19 +39,22 @@ class HalfRotation:
     The pair (a, b) becomes (a cos - b sin, b cos + a sin): x * cos + rolled x * sin, with half of the sines negated.
     """
 
-    # The step's sines, from which the tensors shared by all its layers were computed.
-    sin: Tensor | None = None
+    def __init__(self) -> None:
+        # Cosines and signed sines of a step's angles, which all its layers share, by its sines.
+        self._angles = Ahead[tuple[Tensor, Tensor]]()
 
     def __call__(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """Rotate query and key [1, heads, T, dim]; cos, sin: [1, T, dim], each angle twice."""
-        if sin is not self.sin:
-            self.sin, self.cos = sin, cos.unsqueeze(1)
+        angles = self._angles.get(sin)
+        if angles is None:
             first, second = sin.unsqueeze(1).chunk(2, -1)
-            self.signed = torch.cat((-first, second), -1)
-        return self._rotate(query), self._rotate(key)
+            angles = self._angles.put(sin, (cos.unsqueeze(1), torch.cat((-first, second), -1)))
+        return turned(query, *angles), turned(key, *angles)
 
-    def _rotate(self, x: Tensor) -> Tensor:
-        return (x * self.cos).addcmul_(x.roll(x.shape[-1] // 2, -1), self.signed)
+
+def turned(x: Tensor, cos: Tensor, signed: Tensor) -> Tensor:
+    """Return the rotated heads [1, heads, T, dim]. cos, signed: [1, 1, T, dim], the sines of the first half negated."""
+    return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, -1), signed)
 
 
 def rotations(width: int, dim: int) -> list[HalfRotation]:
