@@ -65,8 +65,8 @@ def opened(grammars: Grammars, output: list[int], **options: object) -> list[Sch
     (request,) = Request.from_message(message)
     assert isinstance(request, GenerationRequest)
     grammars.open(request)
-    assert request.matcher is not None
-    request.matcher.may_begin_with(0)  # waits for the compiler
+    assert request.limits is not None and request.limits.matcher is not None
+    request.limits.matcher.may_begin_with(0)  # waits for the compiler
     return [Scheduled(request, 0, 0, len(request.token_ids), True)]
 
 

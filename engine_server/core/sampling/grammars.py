@@ -13,6 +13,7 @@ from engine_server.modeling.platform.cpu_quota import available_cpus
 from engine_server.modeling.platform.interface import Platform
 from engine_server.requests.messages import Vocabulary
 from engine_server.structured.grammar_cache import GrammarCache
+from engine_server.structured.limits import Limits
 from engine_server.structured.matcher import Matcher
 from engine_server.structured.reasoning_position import ReasoningPosition
 from engine_server.structured.token_bits import Bits, bits_of, num_bytes
@@ -52,13 +53,13 @@ class Grammars:
         """Set what limits a request's tokens. Start to compile its grammar if it has one; it runs once that is done."""
         if not isinstance(request, GenerationRequest):
             return
-        request.rules = TokenRules.of(request.params, self._eos_token_ids, self._size)
+        rules = TokenRules.of(request.params, self._eos_token_ids, self._size)
         grammar, reasoning = request.params.structured_outputs, request.params.reasoning
-        may_begin_with = None
+        matcher = position = may_begin_with = None
         if grammar is not None:
             assert self._cache is not None and grammar.grammar is not None
             compiled = self._cache.get(grammar.grammar)
-            matcher = request.matcher = Matcher(
+            matcher = Matcher(
                 compiled, grammar.starts_after, frozenset(self._eos_token_ids), request.num_prompt
             )
             # Where marks are text, the reasoning is a part of the grammar.
@@ -66,9 +67,11 @@ class Grammars:
                 may_begin_with = matcher.may_begin_with
         if reasoning is not None and (reasoning.budget is not None or grammar is not None):
             in_grammar = grammar is not None and not reasoning.exact
-            request.reasoning = ReasoningPosition(
+            position = ReasoningPosition(
                 reasoning, self._token_bytes, request.num_prompt, may_begin_with, in_grammar
             )
+        limits = Limits(rules, matcher, position)
+        request.limits = limits if any(one is not None for one in limits) else None
 
     def fill(self, batch: Batch) -> TokenMasks | None:
         """Return the masks of the requests that sample and may not draw every token; None if there are none.
@@ -78,20 +81,17 @@ class Grammars:
         masked: list[MaskedRow] = []
         errors: dict[int, str] = {}
         redirects = Redirects([], [], self._eos_token_ids)
-        matcher: Matcher | None = None
-        reasoning: ReasoningPosition | None = None
+        limits = Limits()
         previous: Request | None = None
         sampling = sampled_part(batch)
         for row, scheduled in enumerate(sampling):
-            if not isinstance(scheduled.request, GenerationRequest) or not scheduled.request.is_limited:
+            own = scheduled.request.limits
+            if own is None:
                 continue
-            rules = scheduled.request.rules
-            if scheduled.request is not previous:
-                previous = scheduled.request
-                matcher, reasoning = scheduled.request.matcher, scheduled.request.reasoning
-            else:  # the request's own move along no drafts
-                matcher = matcher and matcher.fork()
-                reasoning = reasoning and reasoning.fork()
+            # The request's own move along no drafts.
+            limits = limits.fork() if scheduled.request is previous else own
+            previous = scheduled.request
+            rules, matcher, reasoning = limits
             if rules is not None and not rules.apply_to(scheduled.output_index):
                 rules = None
             forced = self._read(scheduled, matcher, reasoning)
@@ -117,8 +117,8 @@ class Grammars:
         self._match(masked, bits, errors)
         for row in errors:
             self._discard(sampling[row].request)
-        for own, one in zip(bits, masked, strict=True):
-            self._restrict(own, one)
+        for allowed, one in zip(bits, masked, strict=True):
+            self._restrict(allowed, one)
         return TokenMasks([one.row for one in masked], self._platform.to_device(bits), errors, redirects)
 
     def _read(

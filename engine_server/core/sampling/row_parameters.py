@@ -33,7 +33,7 @@ class RowParameters:
 
     def records(self, parts: Batch) -> Records:
         """Return the PARAMETERS of each part, [n], with the index of the token that it samples."""
-        records = self._records[[part.row for part in parts]]
+        records = self._records.take([part.row for part in parts])  # faster than an index by a list
         records["index"] = output_indexes(parts)
         return records
 

@@ -19,9 +19,7 @@ from engine_server.core.span import Span
 from engine_server.requests.messages import AddRequest, RequestStep, TokenLogprobsArray
 from engine_server.requests.pooling_params import PoolingParams
 from engine_server.requests.sampling_params import SamplingParams
-from engine_server.structured.matcher import Matcher
-from engine_server.structured.reasoning_position import ReasoningPosition
-from engine_server.structured.token_rules import TokenRules
+from engine_server.structured.limits import Limits
 
 # Token id of virtual tokens, whose embeddings are a prompt adapter's.
 VIRTUAL = 0
@@ -93,6 +91,8 @@ class Request(ABC):
     adapters: RequestAdapters = NO_ADAPTERS
     # Number of virtual tokens before the prompt.
     num_virtual: int = 0
+    # What limits its next tokens; None: it may draw any.
+    limits: Limits | None = None
     # Guesses of the next tokens, for the next step to verify.
     drafts: list[int] = field(default_factory=list)
     draft_source: DraftSource | None = None
@@ -249,12 +249,6 @@ class GenerationRequest(Request):
     prompt_logprobs: list[TokenLogprobsArray] | None = None
     # Number of the prompt's tokens, from the second on, whose log-probabilities were computed.
     num_ranked: int = 0
-    # What its parameters allow, if they limit its tokens.
-    rules: TokenRules | None = None
-    # The position in the grammar of the output, if it has one.
-    matcher: Matcher | None = None
-    # The position in the reasoning of the output, if that is limited or a grammar begins where it ends.
-    reasoning: ReasoningPosition | None = None
     # What its drafter knows of it, once it drafts: earlier n-grams, what became of drafts, what a draft model computed.
     ngrams: NgramIndex | None = None
     draft_history: DraftHistory | None = None
@@ -272,12 +266,7 @@ class GenerationRequest(Request):
 
     @property
     def ready(self) -> bool:
-        return self.adapters.settled and (self.matcher is None or self.matcher.ready)
-
-    @property
-    def is_limited(self) -> bool:
-        """True if there may be tokens that must not be drawn next."""
-        return self.rules is not None or self.matcher is not None or self.reasoning is not None
+        return self.adapters.settled and (self.limits is None or self.limits.ready)
 
     @property
     def awaits_prompt_logprobs(self) -> bool:
