@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 from math import ceil
+from time import time
+from typing import Literal
+from uuid import uuid4
 
 import msgspec
 
@@ -17,6 +20,15 @@ from engine_server.contract.errors import (
 )
 from engine_server.contract.headers import REQUEST_TIMEOUT
 from engine_server.contract.quoting import quote, shorten
+from engine_server.contract.stream_ends import (
+    RESPONSE_ID,
+    FailedResponse,
+    FailureBody,
+    anthropic_end,
+    openai_end,
+    responses_beginning,
+    responses_end,
+)
 from engine_server.router.obstacle import UNKNOWN, Obstacle
 
 RESPONSES_PATH = b"/v1/responses"
@@ -27,13 +39,16 @@ LONGEST_OBEYED_SECONDS = 60.0
 NO_RETRY = b"x-should-retry: false\r\n"
 
 
-class ResponsesErrorEvent(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
-    """The data of an error event of the responses API, which numbers its events."""
+class Sent(msgspec.Struct, frozen=True):
+    """What is known of a stream up to its break."""
 
-    sequence_number: int
-    code: ErrorCode
-    message: str
-    param: str | None
+    # The model and the id that the request names; an answer's id is made of it.
+    model: str = ""
+    request_id: str = ""
+    num_events: int = 0
+    # The answer's own, if its engine has told them.
+    id: str = ""
+    created: int = 0
 
 
 class RequestError(Exception):
@@ -57,14 +72,25 @@ class RequestError(Exception):
         # More about the cause, for the log alone.
         self.detail = detail
 
-    def event(self, path: bytes, num_events: int) -> bytes:
-        """Return the event that ends a stream of the API of `path`, after `num_events` events."""
+    def stream_end(self, path: bytes, sent: Sent) -> bytes:
+        """Return the events that end a stream of the API of `path` after what was sent."""
         if has_anthropic_errors(path.decode("latin-1")):
-            return b"event: error\ndata: %b\n\n" % self.body(path)
-        if path == RESPONSES_PATH:
-            error = ResponsesErrorEvent(num_events, self.code, str(self), self.param)
-            return b"event: error\ndata: %b\n\n" % msgspec.json.encode(error)
-        return b"data: %b\n\n" % self.body()
+            return anthropic_end(self.body(path))
+        if path != RESPONSES_PATH:
+            return openai_end(self.body())
+        own_id = sent.id or RESPONSE_ID + (sent.request_id or uuid4().hex)
+        created = sent.created or int(time())
+
+        def response(failure: FailureBody | None) -> bytes:
+            status: Literal["in_progress", "failed"] = "in_progress" if failure is None else "failed"
+            body = FailedResponse(
+                id=own_id, created_at=created, model=sent.model, status=status, error=failure
+            )
+            return msgspec.json.encode(body)
+
+        beginning = b"" if sent.num_events else responses_beginning(response(None))
+        num_events = sent.num_events or 1
+        return beginning + responses_end(num_events, self.code, str(self), self.param, response)
 
     def body(self, path: bytes = b"", request_id: bytes = b"") -> bytes:
         """Return the JSON body in the shape of the API that `path` belongs to, which is also the data of an event.

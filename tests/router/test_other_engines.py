@@ -195,8 +195,8 @@ async def test_a_stream_is_forwarded_as_it_is_and_one_that_breaks_off_ends_with_
     async with router.chat(MODEL, stream=True) as broken:
         body = await broken.read()
 
-    forwarded, error = body.split(b"\n\n", 1)
-    assert forwarded + b"\n\n" == EVENT
+    forwarded, error, done = body.split(b"\n\n", 2)
+    assert (forwarded + b"\n\n", done) == (EVENT, END)
     assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "interrupted"
 
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from engine_server.router.errors import RequestError, id_lines
+from engine_server.router.errors import RequestError, Sent, id_lines
 from engine_server.router.http.wire import (
     LAST_CHUNK,
     REASONS,
@@ -92,9 +92,10 @@ class Exchange(msgspec.Struct, eq=False):
     lines: bytes = b""
     # The transport of the engine whose answer is forwarded; it is paused while the client is slow to read.
     source: Transport | None = None
-    # The client has the head of a stream of events, and so many events: an error is one more event.
+    # The client has the head of a stream of events: an error is the end of the stream.
     streaming: bool = False
-    num_events: int = 0
+    # What is known of the answer.
+    sent: Sent = Sent()
     # None while the coroutine runs, and after its end.
     waiting_for: Wait | None = None
     steps: Generator[Any, Any, None] | None = None
@@ -162,9 +163,9 @@ class Exchange(msgspec.Struct, eq=False):
         self.client.write(chunk(COMMENT) if chunked else COMMENT)
 
     def end_stream(self, failure: RequestError) -> None:
-        """Send an error as the last event of a stream."""
-        event = failure.event(self.request.path, self.num_events)
-        self.client.write(chunk(event) + LAST_CHUNK if self.request.http11 else event)
+        """Send an error as the end of a stream."""
+        end = failure.stream_end(self.request.path, self.sent)
+        self.client.write(chunk(end) + LAST_CHUNK if self.request.http11 else end)
 
     def cut(self) -> None:
         """Close the client's connection so that it sees that the answer is not complete."""

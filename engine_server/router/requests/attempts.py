@@ -82,6 +82,7 @@ class Forwarder:
                 self._check_structure(request)
             scope = self._credentials.cache_scope(caller)
             key = read_key(request.body, request.fields, self._prefix_chars, scope)
+            exchange.sent = errors.Sent(key.model, key.request_id)
             lifecycle.deadline = read_deadline(request, key.timeout)
             attempts = FIRST
             refused: Relay | None = None

@@ -238,8 +238,10 @@ class Relay(Wait):
 
     def _interrupt(self) -> None:
         self.outcome = Outcome.INTERRUPTED
-        if self.lifecycle.journal is not None:
-            self.exchange.num_events = self.lifecycle.journal.events
+        if (journal := self.lifecycle.journal) is not None:
+            self.exchange.sent = msgspec.structs.replace(
+                self.exchange.sent, num_events=journal.events, id=journal.id, created=journal.created
+            )
 
     def _end_body(self, data: bytes) -> None:
         """Append the last piece of a body whose length was not declared."""

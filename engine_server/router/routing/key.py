@@ -26,6 +26,7 @@ MAX_MODEL_BYTES = 8192
 MAX_NUMBER_BYTES = 64
 # Of a session's name: the beginning of a longer one stands for it.
 MAX_SESSION_CHARS = 512
+MAX_REQUEST_ID_CHARS = 128
 
 TRUE = Raw(b"true")
 USER = Raw(b'"user"')
@@ -51,6 +52,8 @@ class RouteKey(msgspec.Struct, frozen=True):
     scope: str = ""
     # Seconds in which the answer has to end, inf if the body does not say.
     timeout: float = inf
+    # The client's id of the answer; empty if it gives none.
+    request_id: str = ""
 
 
 class Message(msgspec.Struct, gc=False):
@@ -115,6 +118,7 @@ class Fields(msgspec.Struct):
     user: Raw = Raw()
     metadata: Raw = Raw()
     timeout: Raw = Raw()
+    request_id: Raw = Raw()
 
 
 class Body(Fields):
@@ -174,6 +178,7 @@ def read_key(
         len(body),
         scope,
         timeout_seconds(decoded.timeout),
+        (text(decoded.request_id, MAX_REQUEST_ID_CHARS) or "") if decoded.request_id else "",
     )
 
 

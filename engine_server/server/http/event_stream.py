@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from starlette.responses import Response
 
+from engine_server.contract.stream_ends import DONE
 from engine_server.server.http.chunks import CHUNKS, WriteChunk
 from engine_server.server.http.errors import ApiError, as_api_error
 
@@ -34,7 +35,7 @@ class StreamFormat(Protocol):
 class OpenAIStream:
     """The stream format of OpenAI's completions and chat APIs."""
 
-    end = b"data: [DONE]\n\n"
+    end = DONE
     num_events = 0
 
     def error(self, error: ApiError) -> bytes:

@@ -37,7 +37,7 @@ async def test_refusal_after_the_head_of_a_stream_keeps_its_message_and_code(sta
         await Stream(0, failure=keep_alive)(engine, request, writer)
 
     router = await start_router({"m": [await start_engine(behave) for _ in range(2)]})
-    event = (await read(router)).removeprefix(KEEP_ALIVE)
+    event, _ = (await read(router)).removeprefix(KEEP_ALIVE).split(b"\n\n", 1)
     error = json.loads(event.removeprefix(b"data: "))["error"]
     assert (error["code"], error["message"]) == ("invalid_value", "invalid_value")
 

@@ -134,7 +134,7 @@ async def test_a_stream_that_breaks_ends_with_an_error_event(start_engine, start
     assert [json.loads(event.removeprefix("data: ")) for event in events[:1]] == [{"n": 1}]
     error = json.loads(events[1].removeprefix("data: "))["error"]
     assert error["code"] == "interrupted" and set(error) == {"message", "type", "param", "code"}
-    assert events[2:] == [""]
+    assert events[2:] == ["data: [DONE]", ""]
     assert len(one.received) + len(two.received) == 1
     assert await router.metric("fairlead_router_interrupted_total") == 1
     assert await router.metric(r"fairlead_router_endpoint_in_flight\{.*\}") == 0

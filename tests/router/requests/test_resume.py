@@ -150,7 +150,8 @@ async def test_stream_is_continued_three_times_at_most(start_engine, start_route
     engines = [await start_engine(stream) for _ in range(5)]
     router = await start_router({"m": engines})
 
-    *events, last = endpoint_events(await read(router))
+    *events, last, done = endpoint_events(await read(router))
+    assert done == DONE
 
     assert b"".join(events) == b"".join(event(number) for number in range(4))
     assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "interrupted"
@@ -254,7 +255,8 @@ async def test_stream_ends_with_an_error_if_only_replicas_of_another_model_are_l
     bodies = [await read(router), await read(router)]
     assert WHOLE in bodies
     (broken,) = (body for body in bodies if body != WHOLE)
-    *events, last = endpoint_events(broken)
+    *events, last, done = endpoint_events(broken)
+    assert done == DONE
     assert b"".join(events) == event(0) + event(1)
     assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "interrupted"
 
@@ -303,18 +305,22 @@ async def test_error_in_the_shape_of_the_api_ends_a_stream_that_no_replica_can_c
     start_engine, start_router, path
 ):
     router = await start_router({"m": [await start_engine(Stream(2))]})
-    *events, last = endpoint_events(await read(router, path))
+    *events, last, after = endpoint_events(await read(router, path))
+    if path == "/v1/messages":
+        events, last, after = [*events, last], after, b""
     assert b"".join(events) == event(0) + event(1)
     *names, data = last.strip().split(b"\n")
     error = json.loads(data.removeprefix(b"data: "))
     if path == "/v1/chat/completions":
         assert names == [] and error["error"]["code"] == "interrupted"
+        assert after == DONE
     elif path == "/v1/messages":
         assert names == [b"event: error"] and error["type"] == "error"
         assert error["error"]["type"] == "api_error"
     else:
         assert names == [b"event: error"]
         assert (error["type"], error["sequence_number"], error["code"]) == ("error", 2, "interrupted")
+        assert after.startswith(b"event: response.failed\n")
     assert await router.metric("fairlead_router_interrupted_total") == 1
     assert await router.metric(r'fairlead_router_requests_total\{code="200",model="default/m"\}') == 1
 
@@ -322,7 +328,8 @@ async def test_error_in_the_shape_of_the_api_ends_a_stream_that_no_replica_can_c
 async def test_stream_without_reports_ends_with_an_error_after_its_first_event(start_engine, start_router):
     engines = [await start_engine(Stream(2, reports=False)) for _ in range(2)]
     router = await start_router({"m": engines})
-    *events, last = endpoint_events(await read(router))
+    *events, last, done = endpoint_events(await read(router))
+    assert done == DONE
     assert b"".join(events) == event(0) + event(1)
     assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "interrupted"
     assert sum(len(engine.received) for engine in engines) == 1
@@ -383,7 +390,8 @@ async def test_event_without_an_end_breaks_the_attempt_and_is_not_tried_elsewher
 
     engines = [await start_engine(Stream(1, failure=endless)) for _ in range(2)]
     router = await start_router({"m": engines})
-    *events, last = endpoint_events(await read(router))
+    *events, last, done = endpoint_events(await read(router))
+    assert done == DONE
     assert events == [event(0)]
     assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "interrupted"
     assert sum(len(engine.received) for engine in engines) == 1

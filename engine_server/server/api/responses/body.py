@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from engine_server.contract.stream_ends import FailureBody
 from engine_server.server.api.chat.logprobs import TokenLogprob
 from engine_server.server.api.responses.tools import ToolTarget, custom_input
 from engine_server.server.generation.events import Part, Reasoning, Text, TokenCounts, ToolCall
@@ -110,13 +111,6 @@ class IncompleteDetails(msgspec.Struct):
     """The reason why an answer is incomplete."""
 
     reason: str = "max_output_tokens"
-
-
-class FailureBody(msgspec.Struct):
-    """The reason why an answer failed."""
-
-    message: str
-    code: str = "server_error"
 
 
 class RequestEcho(msgspec.Struct, kw_only=True):

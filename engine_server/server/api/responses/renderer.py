@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from engine_server.contract.stream_ends import FailureBody, ResponseEvent, responses_end
 from engine_server.server.api.chat.logprobs import TokenLogprob, to_logprobs
 from engine_server.server.api.responses.body import (
     Content,
     CustomCallItem,
-    FailureBody,
     FunctionCallItem,
     IncompleteDetails,
     ItemStatus,
@@ -30,14 +30,12 @@ from engine_server.server.api.responses.body import (
 from engine_server.server.api.responses.stream_events import (
     ArgumentsDelta,
     ArgumentsDone,
-    ErrorEvent,
     InputDelta,
     InputDone,
     ItemEvent,
     PartEvent,
     ReasoningDelta,
     ReasoningDone,
-    ResponseEvent,
     StreamEvent,
     TextDelta,
     TextDone,
@@ -150,15 +148,16 @@ class ResponseRenderer(Renderer):
         return self._encode(self._end_body(items, counts))
 
     def error(self, error: ApiError) -> bytes:
-        """Return the error, and the response's failure, which newer clients wait for."""
-        event = ErrorEvent(
-            sequence_number=self.num_events, code=error.code, message=error.message, param=error.param
-        )
+        """Return the error, and the response's failure with the items so far."""
         if self._open is not None:
             self._open.join("incomplete")
-        body = self._body()
-        body.status, body.error, body.output = "failed", FailureBody(error.message), self._items
-        return self._send(event) + self._send(self._response_event("response.failed", body))
+
+        def response(failure: FailureBody) -> bytes:
+            body = self._body()
+            body.status, body.error, body.output = "failed", failure, self._items
+            return self._encode(body)
+
+        return responses_end(self.num_events, error.code, error.message, error.param, response)
 
     def _body(self) -> ResponseBody:
         return ResponseBody(id=self._id, created_at=self._created, model=self._model)

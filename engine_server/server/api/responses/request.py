@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from engine_server.contract import bounds
+from engine_server.contract.stream_ends import RESPONSE_ID
 from engine_server.requests.validation import MAX_INT32
 from engine_server.server.api.chat.template_variables import Effort, effort_variables
 from engine_server.server.api.chat.tools import NamedTool, tool_use
@@ -83,7 +84,7 @@ class TextOptions(BaseModel):
 class ResponsesRequest(ConversationRequest):
     """The body of a request."""
 
-    ID_PREFIX: ClassVar[str] = "resp_"
+    ID_PREFIX: ClassVar[str] = RESPONSE_ID
     ENGINE_FIELDS: ClassVar[Mapping[str, str]] = {
         "prompt": "input",
         "max_tokens": "max_output_tokens",

@@ -2,16 +2,9 @@
 
 import msgspec
 
+from engine_server.contract.stream_ends import ResponseEvent
 from engine_server.server.api.chat.logprobs import TokenLogprob
 from engine_server.server.api.responses.body import Content, OutputItem
-
-
-class ResponseEvent(msgspec.Struct):
-    """A change of the whole response: created, in progress, or its end."""
-
-    type: str
-    sequence_number: int
-    response: msgspec.Raw
 
 
 class ItemEvent(msgspec.Struct):
@@ -121,16 +114,6 @@ class InputDone(msgspec.Struct, kw_only=True):
     input: str
 
 
-class ErrorEvent(msgspec.Struct, kw_only=True):
-    """A failure."""
-
-    type: str = "error"
-    sequence_number: int
-    code: str | None
-    message: str
-    param: str | None
-
-
 StreamEvent = (
     ResponseEvent
     | ItemEvent
@@ -143,5 +126,4 @@ StreamEvent = (
     | ArgumentsDone
     | InputDelta
     | InputDone
-    | ErrorEvent
 )

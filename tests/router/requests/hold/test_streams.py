@@ -3,6 +3,7 @@
 import asyncio
 import json
 
+import openai
 import pytest
 
 from engine_server.contract.api import Key
@@ -15,6 +16,7 @@ from engine_server.router.routing.endpoint import Address
 COMMENT = b": keep-alive\n\n"
 IMPATIENT = HoldSettings(comment_seconds=0.01)
 DONE = b"data: [DONE]\n\n"
+NAMED = {"request_id": "mine"}
 
 
 async def stream(engine, request, writer):
@@ -75,7 +77,7 @@ async def test_a_request_without_a_stream_gets_nothing_before_its_answer(
     [
         ("/v1/chat/completions", b'data: {"error":'),
         ("/v1/messages", b"event: error\ndata: {"),
-        ("/v1/responses", b"event: error\ndata: {"),
+        ("/v1/responses", b"event: response.created\ndata: {"),
     ],
 )
 async def test_a_failure_after_comments_is_an_event_in_the_shape_of_the_api(
@@ -90,13 +92,26 @@ async def test_a_failure_after_comments_is_an_event_in_the_shape_of_the_api(
     assert b"no_replica" in event and b"ImagePullBackOff" in event and b"no such image" not in event
 
 
+async def test_openais_client_gets_the_error_of_a_response_that_never_began(start_scaled, scale):
+    router = await start_scaled(IMPATIENT)
+    client = openai.AsyncOpenAI(base_url=f"{router.url}/v1", api_key="none", max_retries=0)
+    async with client, client.responses.stream(model="m", input="Hello", extra_body=NAMED) as stream:
+        scale.set(obstacle=Obstacle("ImagePullBackOff", "no such image", permanent=True))
+        events = [event async for event in stream]
+    assert [event.type for event in events] == ["response.created", "error", "response.failed"]
+    failed = events[-1].response
+    assert (failed.id, failed.status, failed.output) == ("resp_mine", "failed", [])
+    assert failed.error is not None and "ImagePullBackOff" in failed.error.message
+
+
 async def test_a_refusal_of_the_engine_after_comments_is_an_event(start_engine, start_scaled, scale):
     router = await start_scaled(IMPATIENT)
     async with router.chat(stream=True) as response:
         await commented(response)
         scale.set(await start_engine(bad_request))
-        error = json.loads((await rest(response)).removeprefix(b"data: "))["error"]
-    assert (error["code"], error["message"]) == ("invalid_value", "no such thing")
+        event, done = (await rest(response)).split(b"\n\n", 1)
+    error = json.loads(event.removeprefix(b"data: "))["error"]
+    assert (error["code"], error["message"], done) == ("invalid_value", "no such thing", DONE)
 
 
 async def test_a_client_of_http_1_0_gets_comments_and_events_without_chunks(

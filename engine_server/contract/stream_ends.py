@@ -1,0 +1,87 @@
+"""How a stream of events ends that breaks off, in the shape of each API. Engines and routers end it in one way."""
+
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+
+# The last event of a stream of OpenAI's completions and chat APIs, whole or broken.
+DONE = b"data: [DONE]\n\n"
+
+# The ids of responses begin with it.
+RESPONSE_ID = "resp_"
+
+encode = msgspec.json.Encoder().encode
+
+
+class FailureBody(msgspec.Struct):
+    """The reason why a response failed."""
+
+    message: str
+    code: str = "server_error"
+
+
+class ErrorEvent(msgspec.Struct, kw_only=True):
+    """A failure in a stream of the responses API."""
+
+    type: str = "error"
+    sequence_number: int
+    code: str | None
+    message: str
+    param: str | None
+
+
+class ResponseEvent(msgspec.Struct):
+    """A change of the whole response: created, in progress, or its end."""
+
+    type: str
+    sequence_number: int
+    response: msgspec.Raw
+
+
+class FailedResponse(msgspec.Struct, kw_only=True):
+    """The response of a broken stream, as far as a program that knows none of its content can tell."""
+
+    id: str
+    object: str = "response"
+    created_at: int
+    model: str
+    status: Literal["in_progress", "failed"]
+    error: FailureBody | None = None
+    output: list[msgspec.Raw] = []
+
+
+def openai_end(body: bytes) -> bytes:
+    """Return the end of a stream of completions or chat. body: of an error."""
+    return b"data: %b\n\n" % body + DONE
+
+
+def anthropic_end(body: bytes) -> bytes:
+    """Return the end of a stream of Anthropic's messages. body: of an error."""
+    return b"event: error\ndata: %b\n\n" % body
+
+
+def responses_end(
+    num_events: int,
+    code: str | None,
+    message: str,
+    param: str | None,
+    response: Callable[[FailureBody], bytes],
+) -> bytes:
+    """Return the end of a stream of the responses API: an error, then the response's failure, for which clients wait.
+
+    num_events: those before, by which events are numbered. response: returns the JSON of the response.
+    """
+    error = ErrorEvent(sequence_number=num_events, code=code, message=message, param=param)
+    failed = msgspec.Raw(response(FailureBody(message)))
+    return event(error) + event(ResponseEvent("response.failed", num_events + 1, failed))
+
+
+def responses_beginning(response: bytes) -> bytes:
+    """Return the first event of a stream of the responses API, another than which clients refuse."""
+    return event(ResponseEvent("response.created", 0, msgspec.Raw(response)))
+
+
+def event(data: ErrorEvent | ResponseEvent) -> bytes:
+    """Return an event with its type as its name."""
+    return b"event: %b\ndata: %b\n\n" % (data.type.encode(), encode(data))
