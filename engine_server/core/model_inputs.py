@@ -10,7 +10,7 @@ from torch import Tensor
 from engine_server.core.cache.block_table import BlockTable
 from engine_server.core.sampling.prompt_logprobs import PromptChunk, PromptPart, prompt_chunks
 from engine_server.core.scheduling.batch import Batch, Scheduled
-from engine_server.core.scheduling.request import UNKNOWN, PoolingRequest
+from engine_server.core.scheduling.request import UNKNOWN
 from engine_server.modeling.attention.interface import IntArray, StepInputs
 from engine_server.modeling.staging import TableChanges
 
@@ -91,9 +91,8 @@ def sampling_indexes(batch: Batch) -> IntArray:
 def token_types(batch: Batch) -> list[int]:
     """Return the type of each token, or none if no request has any."""
     types: list[int] = []
-    if any(isinstance(one.request, PoolingRequest) and one.request.token_type_ids for one in batch):
+    if any(one.request.token_type_ids for one in batch):
         for scheduled in batch:
-            assert isinstance(scheduled.request, PoolingRequest)
             own = scheduled.request.token_type_ids or [0] * scheduled.request.num_prompt
             types += own[scheduled.start : scheduled.end]
     return types

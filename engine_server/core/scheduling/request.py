@@ -87,6 +87,8 @@ class Request(ABC):
     num_retries: int = 0
     # Embeddings in place of those of the prompt's tokens, in order; shared by the choices of one prompt.
     prompt_spans: Sequence[Span] = ()
+    # Index of the text of each token (token type), for a prompt of two texts.
+    token_type_ids: list[int] | None = None
     # The adapters that the request names.
     adapters: RequestAdapters = NO_ADAPTERS
     # Number of virtual tokens before the prompt.
@@ -125,7 +127,6 @@ class Request(ABC):
                 token_ids,
                 len(token_ids),
                 message.pooling,
-                token_type_ids=message.token_type_ids,
             )
         else:
             request = GenerationRequest(
@@ -143,6 +144,7 @@ class Request(ABC):
         request.cache_salt = message.cache_salt
         request.cache_scope = message.cache_scope
         request.num_virtual = num_virtual
+        request.token_type_ids = message.token_type_ids
         return request
 
     @property
@@ -315,9 +317,6 @@ class PoolingRequest(Request):
     """A request for a vector, scores or hidden states of its prompt."""
 
     params: PoolingParams
-    _: KW_ONLY
-    # Index of the text of each token (token type), for a prompt of two texts.
-    token_type_ids: list[int] | None = None
 
     @property
     def max_length(self) -> int:
