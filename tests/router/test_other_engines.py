@@ -191,6 +191,8 @@ async def test_a_stream_is_forwarded_as_it_is_and_one_that_breaks_off_ends_with_
 
     async with router.chat(MODEL, stream=True) as whole:
         assert await whole.read() == EVENT + END
+        assert whole.headers.getall("X-Accel-Buffering") == ["no"]
+        assert whole.headers.getall("Cache-Control") == ["no-cache"]
     behavior.breaks_off = True
     async with router.chat(MODEL, stream=True) as broken:
         body = await broken.read()

@@ -20,7 +20,12 @@ from engine_server.router.http.wire import (
 log = logging.getLogger(__name__)
 
 JSON = b"application/json"
-STREAM_LINES = b"Content-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-cache\r\n"
+# By field, in lower case: the lines with which no proxy on the way keeps events back.
+UNBUFFERED = {
+    b"cache-control:": b"Cache-Control: no-cache\r\n",
+    b"x-accel-buffering:": b"X-Accel-Buffering: no\r\n",
+}
+STREAM_LINES = b"Content-Type: text/event-stream; charset=utf-8\r\n" + b"".join(UNBUFFERED.values())
 COMMENT = b": keep-alive\n\n"
 
 

@@ -5,7 +5,7 @@ import msgspec
 from engine_server.contract.continuation import ReportedUsage, is_digest
 from engine_server.router import errors
 from engine_server.router.http.body_budget import BodyBudget
-from engine_server.router.http.exchange import Wait
+from engine_server.router.http.exchange import UNBUFFERED, Wait
 from engine_server.router.http.upstream import EngineConnection
 from engine_server.router.http.wire import LAST_CHUNK, Fields, chunk, response_head
 from engine_server.router.rejections import Reason, Sender
@@ -153,6 +153,8 @@ class Relay(Wait):
                 if exchange.streaming:
                     return
                 exchange.streaming = True
+                given = lines.lower()
+                lines += b"".join(line for name, line in UNBUFFERED.items() if name not in given)
         self.pending.append(response_head(status, reason, lines, close=exchange.client.closing))
 
     def on_body(self, data: bytes) -> None:

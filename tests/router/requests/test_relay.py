@@ -193,3 +193,16 @@ def test_every_write_of_a_stream_ends_with_a_whole_event(events, data):
     assert b"".join(writes) == body
     assert all(write.endswith((b"\n\n", b"\r\n\r\n")) for write in writes)
     assert relay.outcome == "finished"
+
+
+async def test_a_stream_keeps_its_engines_fields_for_proxies(start_engine, start_router):
+    async def behave(engine, request, writer):
+        own = b"X-Accel-Buffering: yes\r\nCache-Control: no-store\r\n"
+        head, end = STREAM_HEAD.removesuffix(b"\r\n"), b"data: [DONE]\n\n"
+        writer.write(head + own + b"\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(end), end))
+
+    router = await start_router({"m": [await start_engine(behave)]})
+    async with router.chat(stream=True) as response:
+        assert await response.read() == b"data: [DONE]\n\n"
+    assert response.headers.getall("X-Accel-Buffering") == ["yes"]
+    assert response.headers.getall("Cache-Control") == ["no-store"]

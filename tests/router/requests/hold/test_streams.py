@@ -35,6 +35,7 @@ async def commented(response) -> None:
     """Wait for two comments."""
     assert response.status == 200
     assert response.headers["Content-Type"].startswith("text/event-stream")
+    assert response.headers["X-Accel-Buffering"] == "no"
     assert await response.content.readexactly(2 * len(COMMENT)) == 2 * COMMENT
 
 
