@@ -6,6 +6,7 @@ LAYOUT = "engine_server/modeling/memory/cache_layout.py"
 SIZES = "engine_server/modeling/memory/kv_cache.py"
 TABLE = "engine_server/core/cache/block_table.py"
 TESTS = ("tests/core/test_pools.py",)
+RECORDED_STEPS = ("tests/core/scheduling/test_recorded_steps.py",)
 
 FAULTS = (
     Fault(
@@ -56,5 +57,12 @@ FAULTS = (
         "min(size, count * whole // block[pool])",
         "size",
         TESTS,
+    ),
+    Fault(
+        "blocks that a preempted request has not filled are given to others as cached ones",
+        TABLE,
+        "filled = max(self._found[row], computed // self.block_size)",
+        "filled = self._published[row]",
+        RECORDED_STEPS,
     ),
 )

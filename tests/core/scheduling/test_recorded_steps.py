@@ -1,0 +1,185 @@
+"""Steps of random requests, without a model, against a recording: blocks, rows, hits, evictions and preemptions.
+
+The table beside this file has a line for each scenario. A change of what steps do is a change of its lines, which a
+failure prints.
+"""
+
+import csv
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scheduling import LONGEST, make
+
+from engine_server.core.scheduling.batch import Batch, by_request, has_drafts, sampled_part
+from engine_server.core.scheduling.request import GenerationRequest
+from engine_server.core.scheduling.scheduler import Scheduler
+from engine_server.core.scheduling.step_result import StepResult
+from engine_server.modeling.window import Window
+from engine_server.requests.sampling_params import SamplingParams
+
+RECORDING = Path(__file__).with_name("recorded_steps.csv")
+TURNS = 150
+NEAR, FAR, CHUNK = Window(6), Window(13), Window(8, chunked=True)
+# The arguments of `make` by scenario; `overlapped`: a step is scheduled before the results of the last one.
+SCENARIOS: dict[str, dict[str, Any]] = {
+    "full": {"num_blocks": 24, "budget": 16, "seats": 5},
+    "full, overlapped": {"num_blocks": 24, "budget": 16, "seats": 5, "overlapped": True},
+    "full, few blocks": {"num_blocks": 10, "budget": 9, "seats": 4},
+    "full, whole prompts": {"num_blocks": 20, "budget": LONGEST, "seats": 4, "chunked": False},
+    "full, without a prefix cache": {"num_blocks": 20, "budget": 16, "seats": 4, "caching": False},
+    "full, by priority": {"num_blocks": 16, "budget": 12, "seats": 4, "policy": "priority"},
+    "window": {"num_blocks": 20, "budget": 12, "seats": 5, "windows": (NEAR,)},
+    "window, overlapped": {"num_blocks": 11, "budget": 12, "seats": 5, "windows": (FAR,), "overlapped": True},
+    "chunk": {"num_blocks": 14, "budget": 12, "seats": 5, "windows": (CHUNK,)},
+    "window and chunk, a pool each": {
+        "num_blocks": 12, "budget": 12, "seats": 5, "windows": (NEAR, CHUNK), "pools": (0, 1),
+    },
+    "full and window, one pool": {"num_blocks": 24, "budget": 12, "seats": 5, "windows": (None, NEAR)},
+    "full and window, a pool each": {
+        "num_blocks": 24, "budget": 12, "seats": 5, "windows": (None, NEAR), "pools": (0, 1),
+    },
+    "full and window, a pool each, few blocks, overlapped": {
+        "num_blocks": 12, "budget": 9, "seats": 6, "windows": (FAR, None), "pools": (0, 1), "overlapped": True,
+    },
+    "full and chunk, a pool each": {
+        "num_blocks": 20, "budget": 12, "seats": 5, "windows": (None, CHUNK), "pools": (0, 1),
+    },
+    "full and chunk, one pool, by priority": {
+        "num_blocks": 12, "budget": 12, "seats": 5, "windows": (CHUNK, None), "policy": "priority",
+    },
+    "three kinds, one pool": {"num_blocks": 16, "budget": 16, "seats": 5, "windows": (None, NEAR, CHUNK)},
+    "three kinds, two pools, overlapped": {
+        "num_blocks": 20, "budget": 16, "seats": 5, "windows": (NEAR, None, FAR), "pools": (0, 1, 0),
+        "overlapped": True,
+    },
+    "three kinds, three pools": {
+        "num_blocks": 14, "budget": 16, "seats": 6, "windows": (None, FAR, CHUNK), "pools": (0, 1, 2),
+    },
+}  # fmt: skip
+
+
+@dataclass
+class Recorder:
+    """A scheduler under random requests, and what its steps do."""
+
+    scheduler: Scheduler
+    random: random.Random
+    overlapped: bool
+    in_flight: list[Batch] = field(default_factory=list)
+    steps: list[Any] = field(default_factory=list)
+    taken: int = 0
+    hits: int = 0
+    evictions: int = 0
+    preemptions: int = 0
+
+    def __post_init__(self) -> None:
+        self.scheduler.erase = lambda block_ids: self.steps.append(("erase", block_ids))
+        for pool in self.scheduler.table.pools:
+            pool.allocate = self.counted(pool.allocate, lambda pool=pool: len(pool.blank_blocks))
+
+    def counted(
+        self, allocate: Callable[[int], list[int]], num_blank: Callable[[], int]
+    ) -> Callable[[int], list[int]]:
+        def allocate_and_count(count: int) -> list[int]:
+            self.taken += count
+            self.evictions += max(0, count - num_blank())
+            return allocate(count)
+
+        return allocate_and_count
+
+    def run(self) -> None:
+        """Run all turns, then all requests to their ends."""
+        for turn in range(TURNS):
+            for _ in range(self.random.choice([0, 0, 0, 1, 2])):
+                self.add(f"{turn} {len(self.scheduler.requests)}")
+            self.disturb(self.random.randrange(40))
+            self.step()
+        while self.scheduler.requests or self.in_flight:
+            self.step()
+
+    def add(self, name: str) -> None:
+        """Queue a request whose prompt shares a prefix of any length with others of its family."""
+        family, shared, own = self.random.randrange(3), self.random.randrange(25), self.random.randrange(1, 8)
+        prompt = [family * 100 + token for token in range(shared)]
+        prompt += [self.random.randrange(1000, 9000) for _ in range(own)]
+        output = self.random.randrange(1, LONGEST - len(prompt) + 1)
+        priority = self.random.randrange(3)
+        self.scheduler.add(
+            GenerationRequest(name, prompt, len(prompt), SamplingParams(), output, priority=priority)
+        )
+
+    def disturb(self, event: int) -> None:
+        """Do what may come between two steps; most events are none."""
+        scheduler = self.scheduler
+        match event:
+            case 0 | 1 | 2 if scheduler.requests:
+                scheduler.abort([self.random.choice(sorted(scheduler.requests))])
+            case 3 | 4 | 5:
+                while self.in_flight:
+                    self.collect()
+                for request in scheduler.running:
+                    request.drafts = self.random.choices([7, 8], [3, 1], k=self.random.randrange(1, 7))
+            case 6:
+                for request, _ in by_request(self.schedule()):
+                    scheduler.fail(request, "failed")
+            case 7 if batch := self.schedule():
+                scheduler.retry(batch, "out of memory")
+            case 8:
+                scheduler.reset_prefix_cache(reset_running_requests=True)
+
+    def schedule(self) -> Batch:
+        while any(has_drafts(batch) for batch in self.in_flight):
+            self.collect()
+        batch = self.scheduler.schedule()
+        table, stats = self.scheduler.table, self.scheduler.stats()
+        self.hits += stats.prefix_cache_hits
+        self.preemptions += stats.num_preemptions
+        self.steps.append((
+            [(one.request.request_id, one.row, one.start, one.num_tokens, one.samples, one.draft) for one in batch],
+            table.take_changes().tolist(),
+            [(pool.num_free, len(pool.blank_blocks)) for pool in table.pools],
+            (stats.num_running, stats.num_waiting, stats.prefix_cache_queries, self.hits, self.preemptions),
+            (round(table.usage, 6), table.num_free, self.evictions),
+        ))  # fmt: skip
+        return batch
+
+    def step(self) -> None:
+        batch = self.schedule()
+        if batch:
+            self.in_flight.append(batch)
+        if self.in_flight and (len(self.in_flight) > self.overlapped or not batch):
+            self.collect()
+        self.scheduler.check_integrity()
+
+    def collect(self) -> None:
+        batch = self.in_flight.pop(0)
+        steps = self.scheduler.update(batch, [StepResult([7]) for _ in sampled_part(batch)])
+        self.steps.append([(step.request_id, step.new_token_ids, step.finish_reason) for step in steps])
+
+    def line(self, scenario: str) -> dict[str, str]:
+        numbers = {
+            "steps": len(self.steps), "taken": self.taken, "hits": self.hits, "evictions": self.evictions,
+            "preemptions": self.preemptions,
+        }  # fmt: skip
+        digest = sha256(repr(self.steps).encode()).hexdigest()[:16]
+        return {
+            "scenario": scenario,
+            **{name: str(number) for name, number in numbers.items()},
+            "sha256": digest,
+        }
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_steps_are_the_recorded_ones(scenario: str) -> None:
+    arguments = {**SCENARIOS[scenario]}
+    overlapped = arguments.pop("overlapped", False)
+    recorder = Recorder(make(**arguments), random.Random(scenario), overlapped)
+    recorder.run()
+    with RECORDING.open(newline="") as file:
+        recorded = {line["scenario"]: line for line in csv.DictReader(file)}
+    assert recorder.line(scenario) == recorded.get(scenario)
