@@ -11,7 +11,8 @@ from torch import Tensor
 
 from engine_server.modeling.kernels.attention import decode, prefill
 from engine_server.modeling.kernels.work_list import CHUNK, plan_work, spare_chunks
-from engine_server.modeling.memory.cache_layout import FLOAT8, Pages, quantised
+from engine_server.modeling.memory.cache_layout import Pages
+from engine_server.modeling.memory.quantised import FLOAT8, quantised
 from engine_server.modeling.scoring import Scoring
 from engine_server.modeling.window import Window
 

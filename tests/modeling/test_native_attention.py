@@ -16,7 +16,8 @@ from tiers import tiered
 from engine_server.modeling.attention.interface import StepInputs
 from engine_server.modeling.attention.native_backend import NativeAttention, NativeStepAttention
 from engine_server.modeling.attention.step_attention import StepAttention
-from engine_server.modeling.memory.cache_layout import FLOAT8, INT8, LayerShape, lay_out, quantised
+from engine_server.modeling.memory.cache_layout import LayerShape, lay_out
+from engine_server.modeling.memory.quantised import FLOAT8, INT8, quantised
 from engine_server.modeling.pending_heads import Heads
 from engine_server.modeling.platform.cpu import NativePlatform
 from engine_server.modeling.scoring import Scoring

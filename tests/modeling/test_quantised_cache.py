@@ -9,7 +9,8 @@ from tiers import tiered
 from engine_server import EngineArgs, LLMEngine
 from engine_server.modeling.attention.torch_backend import TorchAttention
 from engine_server.modeling.memory import kv_cache
-from engine_server.modeling.memory.cache_layout import FLOAT8, INT8, LayerShape, lay_out, quantised
+from engine_server.modeling.memory.cache_layout import LayerShape, lay_out
+from engine_server.modeling.memory.quantised import FLOAT8, INT8, quantised
 from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.modeling.platform.cuda import CudaPlatform
 

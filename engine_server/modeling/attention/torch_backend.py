@@ -20,7 +20,8 @@ from engine_server.modeling.attention.torch_scores import (
     scores_of,
 )
 from engine_server.modeling.device import Device
-from engine_server.modeling.memory.cache_layout import Layout, Pages, quantised
+from engine_server.modeling.memory.cache_layout import Layout, Pages
+from engine_server.modeling.memory.quantised import quantised
 from engine_server.modeling.native.recording import one_operation
 from engine_server.modeling.scoring import Scoring
 

@@ -8,8 +8,9 @@ import torch
 from engine_server.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine_server.contract.memory_shortage import MemoryShortage
 from engine_server.modeling.device import Device
-from engine_server.modeling.memory.cache_layout import FLOAT8, INT8, Layout
+from engine_server.modeling.memory.cache_layout import Layout
 from engine_server.modeling.memory.memory_ledger import MemoryLedger
+from engine_server.modeling.memory.quantised import FLOAT8, INT8
 
 # The dtypes of a quantised cache by the setting's values.
 QUANTISED = {"fp8": FLOAT8, "fp8_e4m3": FLOAT8, "int8": INT8}
