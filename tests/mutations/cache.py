@@ -4,6 +4,7 @@ from fault import Fault
 
 LAYOUT = "engine_server/modeling/memory/cache_layout.py"
 SIZES = "engine_server/modeling/memory/kv_cache.py"
+SPECS = "engine_server/modeling/memory/cache_spec.py"
 TABLE = "engine_server/core/cache/block_table.py"
 TESTS = ("tests/core/test_pools.py",)
 RECORDED_STEPS = ("tests/core/scheduling/test_recorded_steps.py",)
@@ -12,8 +13,8 @@ FAULTS = (
     Fault(
         "kinds of attention with different layers share a pool, whose blocks have room for the layers of all",
         LAYOUT,
-        "pools = [distinct.index(own) for own in numbers]",
-        "pools = [0 for _ in numbers]",
+        "pools = [distinct.index(own) for own in contents]",
+        "pools = [0 for _ in contents]",
         TESTS,
     ),
     Fault(
@@ -34,14 +35,14 @@ FAULTS = (
         "a prefix counts as cached while a window's blocks are gone",
         TABLE,
         "if (kind, digest) not in self.pool_of[kind]:",
-        "if window is None and (kind, digest) not in self.pool_of[kind]:",
+        "if spec.keeps_all and (kind, digest) not in self.pool_of[kind]:",
         TESTS,
     ),
     Fault(
         "a window's pool has no block to spare for one that begins and ends within a block",
-        "engine_server/modeling/window.py",
-        "// block_size) + 2",
-        "// block_size)",
+        SPECS,
+        "// block_size) + 2)",
+        "// block_size))",
         TESTS,
     ),
     Fault(
@@ -54,7 +55,7 @@ FAULTS = (
     Fault(
         "windows of all seats take memory that a long request needs",
         SIZES,
-        "min(size, count * whole // block[pool])",
+        "min(size, memory // unit[pool])",
         "size",
         TESTS,
     ),

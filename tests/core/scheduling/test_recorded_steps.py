@@ -19,12 +19,12 @@ from engine_server.core.scheduling.batch import Batch, by_request, has_drafts, s
 from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.core.scheduling.scheduler import Scheduler
 from engine_server.core.scheduling.step_result import StepResult
-from engine_server.modeling.window import Window
+from engine_server.modeling.memory.cache_spec import FULL, ChunkSpec, WindowSpec
 from engine_server.requests.sampling_params import SamplingParams
 
 RECORDING = Path(__file__).with_name("recorded_steps.csv")
 TURNS = 150
-NEAR, FAR, CHUNK = Window(6), Window(13), Window(8, chunked=True)
+NEAR, FAR, CHUNK = WindowSpec(6), WindowSpec(13), ChunkSpec(8)
 # The arguments of `make` by scenario; `overlapped`: a step is scheduled before the results of the last one.
 SCENARIOS: dict[str, dict[str, Any]] = {
     "full": {"num_blocks": 24, "budget": 16, "seats": 5},
@@ -33,32 +33,32 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "full, whole prompts": {"num_blocks": 20, "budget": LONGEST, "seats": 4, "chunked": False},
     "full, without a prefix cache": {"num_blocks": 20, "budget": 16, "seats": 4, "caching": False},
     "full, by priority": {"num_blocks": 16, "budget": 12, "seats": 4, "policy": "priority"},
-    "window": {"num_blocks": 20, "budget": 12, "seats": 5, "windows": (NEAR,)},
-    "window, overlapped": {"num_blocks": 11, "budget": 12, "seats": 5, "windows": (FAR,), "overlapped": True},
-    "chunk": {"num_blocks": 14, "budget": 12, "seats": 5, "windows": (CHUNK,)},
+    "window": {"num_blocks": 20, "budget": 12, "seats": 5, "specs": (NEAR,)},
+    "window, overlapped": {"num_blocks": 11, "budget": 12, "seats": 5, "specs": (FAR,), "overlapped": True},
+    "chunk": {"num_blocks": 14, "budget": 12, "seats": 5, "specs": (CHUNK,)},
     "window and chunk, a pool each": {
-        "num_blocks": 12, "budget": 12, "seats": 5, "windows": (NEAR, CHUNK), "pools": (0, 1),
+        "num_blocks": 12, "budget": 12, "seats": 5, "specs": (NEAR, CHUNK), "pools": (0, 1),
     },
-    "full and window, one pool": {"num_blocks": 24, "budget": 12, "seats": 5, "windows": (None, NEAR)},
+    "full and window, one pool": {"num_blocks": 24, "budget": 12, "seats": 5, "specs": (FULL, NEAR)},
     "full and window, a pool each": {
-        "num_blocks": 24, "budget": 12, "seats": 5, "windows": (None, NEAR), "pools": (0, 1),
+        "num_blocks": 24, "budget": 12, "seats": 5, "specs": (FULL, NEAR), "pools": (0, 1),
     },
     "full and window, a pool each, few blocks, overlapped": {
-        "num_blocks": 12, "budget": 9, "seats": 6, "windows": (FAR, None), "pools": (0, 1), "overlapped": True,
+        "num_blocks": 12, "budget": 9, "seats": 6, "specs": (FAR, FULL), "pools": (0, 1), "overlapped": True,
     },
     "full and chunk, a pool each": {
-        "num_blocks": 20, "budget": 12, "seats": 5, "windows": (None, CHUNK), "pools": (0, 1),
+        "num_blocks": 20, "budget": 12, "seats": 5, "specs": (FULL, CHUNK), "pools": (0, 1),
     },
     "full and chunk, one pool, by priority": {
-        "num_blocks": 12, "budget": 12, "seats": 5, "windows": (CHUNK, None), "policy": "priority",
+        "num_blocks": 12, "budget": 12, "seats": 5, "specs": (CHUNK, FULL), "policy": "priority",
     },
-    "three kinds, one pool": {"num_blocks": 16, "budget": 16, "seats": 5, "windows": (None, NEAR, CHUNK)},
+    "three kinds, one pool": {"num_blocks": 16, "budget": 16, "seats": 5, "specs": (FULL, NEAR, CHUNK)},
     "three kinds, two pools, overlapped": {
-        "num_blocks": 20, "budget": 16, "seats": 5, "windows": (NEAR, None, FAR), "pools": (0, 1, 0),
+        "num_blocks": 20, "budget": 16, "seats": 5, "specs": (NEAR, FULL, FAR), "pools": (0, 1, 0),
         "overlapped": True,
     },
     "three kinds, three pools": {
-        "num_blocks": 14, "budget": 16, "seats": 6, "windows": (None, FAR, CHUNK), "pools": (0, 1, 2),
+        "num_blocks": 14, "budget": 16, "seats": 6, "specs": (FULL, FAR, CHUNK), "pools": (0, 1, 2),
     },
 }  # fmt: skip
 
