@@ -7,6 +7,7 @@ SIZES = "engine_server/modeling/memory/kv_cache.py"
 SPECS = "engine_server/modeling/memory/cache_spec.py"
 TABLE = "engine_server/core/cache/block_table.py"
 TESTS = ("tests/core/test_pools.py",)
+STATE_SPEC = ("tests/core/scheduling/test_state_spec.py",)
 RECORDED_STEPS = ("tests/core/scheduling/test_recorded_steps.py",)
 
 FAULTS = (
@@ -65,5 +66,12 @@ FAULTS = (
         "filled = max(self._found[row], computed // self.block_size)",
         "filled = self._published[row]",
         RECORDED_STEPS,
+    ),
+    Fault(
+        "a prefix is cached before other requests can read all that is kept of it",
+        TABLE,
+        "min(count, readable)",
+        "count",
+        STATE_SPEC,
     ),
 )

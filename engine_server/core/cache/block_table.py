@@ -49,13 +49,14 @@ class BlockTable:
         ] or self.pools
         shape = (len(self.specs), rows, self._num_blocks(max_tokens))
         self.ids: npt.NDArray[np.int32] = np.zeros(shape, dtype=np.int32)
-        # By kind and row: the columns that have a block.
+        # By kind and row: the columns from the first to the last that have a block.
         self._columns = [[range(0)] * rows for _ in self.specs]
         # By row: the number of tokens up to which no block has to be taken or released.
         self._unchanged_until = [0] * rows
-        # By row: the number of blocks that were cached when it was opened, and of those whose content is published.
+        # By row: the number of blocks that were cached when it was opened.
         self._found = [0] * rows
-        self._published = [0] * rows
+        # By kind and row: the number of columns whose blocks are published, or never will be.
+        self._published = [[0] * rows for _ in self.specs]
         self._free_rows = list(range(rows - 1, -1, -1))
         # By kind and row: the first column whose block is new since the last `take_changes`.
         self._changed_from: dict[tuple[int, int], int] = {}
@@ -143,7 +144,8 @@ class BlockTable:
             self.ids[kind, row, columns.start : columns.stop] = block_ids
             self._columns[kind][row] = columns
             self._changed_from[kind, row] = columns.start
-        self._found[row] = self._published[row] = count
+            self._published[kind][row] = count
+        self._found[row] = count
         return row
 
     def grow(self, row: int, computed: int, num_tokens: int, total: int) -> bool:
@@ -175,13 +177,13 @@ class BlockTable:
         return True
 
     def num_published(self, row: int) -> int:
-        """Return the number of a row's first blocks that were cached when it was opened, or published since."""
-        return self._published[row]
+        """Return the number of a row's first columns whose blocks were cached at its opening, or published."""
+        return min([published[row] for published in self._published], default=0)
 
     def steady_until(self, row: int, publishes: bool) -> int:
         """Return the number of tokens up to which no block of a row is taken, released or, if any are, published."""
         unchanged = self._unchanged_until[row]
-        return min(unchanged, (self._published[row] + 1) * self.block_size) if publishes else unchanged
+        return min(unchanged, (self.num_published(row) + 1) * self.block_size) if publishes else unchanged
 
     def take_changes(self) -> npt.NDArray[np.int32]:
         """Return the cells of open rows that changed since the last call, [4, n]: kind, row, column and block id."""
@@ -199,16 +201,20 @@ class BlockTable:
     def publish(self, row: int, hashes: Sequence[bytes], count: int, computed: int, num_tokens: int) -> None:
         """Let other requests hold the first `count` blocks of a row by their hashes, starting with this step.
 
-        The step computes the tokens from `computed` to `num_tokens`. A request that holds the blocks reads them in this
-        step at the earliest, and each layer writes before it reads.
+        The step computes the tokens from `computed` to `num_tokens`. Blocks that others may only read later are
+        published by a later call.
         """
-        for column in range(self._published[row], count):
-            end = (column + 1) * self.block_size
-            for kind, spec in enumerate(self.specs):
-                # A block may have been released before its tokens were known.
-                if column in self._columns[kind][row] and spec.is_complete(end, computed, num_tokens):
+        for kind, spec in enumerate(self.specs):
+            published, readable = (
+                self._published[kind],
+                spec.readable(computed, num_tokens) // self.block_size,
+            )
+            for column in range(published[row], min(count, readable)):
+                if (
+                    column in self._columns[kind][row]
+                ):  # it may have been released before its tokens were known
                     self.pool_of[kind].publish(int(self.ids[kind, row, column]), (kind, hashes[column]))
-        self._published[row] = max(self._published[row], count)
+                published[row] = column + 1
 
     def close(self, row: int, computed: int) -> list[list[int]]:
         """Release a row and its blocks, and return the blocks of each pool that became blank.
@@ -218,7 +224,7 @@ class BlockTable:
         blanks: list[list[int]] = [[] for _ in self.pools]
         filled = max(self._found[row], computed // self.block_size)
         for kind, columns in enumerate(self._columns):
-            for column in range(max(columns[row].start, filled), self._published[row]):
+            for column in range(max(columns[row].start, filled), self._published[kind][row]):
                 self.pool_of[kind].forget(int(self.ids[kind, row, column]))
             blanks[self._numbers[kind]] += self._release_before(kind, row, columns[row].stop)
             columns[row] = range(0)

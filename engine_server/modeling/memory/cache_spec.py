@@ -56,10 +56,10 @@ class CacheSpec(ABC):
         """
 
     @abstractmethod
-    def is_complete(self, end: int, computed: int, num_tokens: int) -> bool:
-        """Return True if the unit of the column that ends at token `end` holds what its tokens say.
+    def readable(self, computed: int, num_tokens: int) -> int:
+        """Return up to which token other rows may read a row's units in a step from `computed` to `num_tokens`.
 
-        It is one that a step from `computed` to `num_tokens` needs or stores to; end: at most `num_tokens`.
+        The row's units of the columns that end there or earlier are complete.
         """
 
     @abstractmethod
@@ -80,8 +80,8 @@ class BlockSpec(CacheSpec):
         dims = shape.key_dim + shape.value_dim
         return block_size * shape.kv_heads * (dims * dtype.itemsize + scales)
 
-    def is_complete(self, end: int, computed: int, num_tokens: int) -> bool:
-        return True
+    def readable(self, computed: int, num_tokens: int) -> int:
+        return num_tokens  # each layer writes a step's K and V before it reads any
 
 
 @dataclass(frozen=True)

@@ -13,17 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from random_requests import RandomRequests
 from scheduling import LONGEST, make
 
-from engine_server.core.scheduling.batch import Batch, by_request, has_drafts, sampled_part
-from engine_server.core.scheduling.request import GenerationRequest
-from engine_server.core.scheduling.scheduler import Scheduler
-from engine_server.core.scheduling.step_result import StepResult
+from engine_server.core.scheduling.batch import Batch
 from engine_server.modeling.memory.cache_spec import FULL, ChunkSpec, WindowSpec
-from engine_server.requests.sampling_params import SamplingParams
+from engine_server.requests.messages import RequestStep
 
 RECORDING = Path(__file__).with_name("recorded_steps.csv")
-TURNS = 150
 NEAR, FAR, CHUNK = WindowSpec(6), WindowSpec(13), ChunkSpec(8)
 # The arguments of `make` by scenario; `overlapped`: a step is scheduled before the results of the last one.
 SCENARIOS: dict[str, dict[str, Any]] = {
@@ -64,13 +61,9 @@ SCENARIOS: dict[str, dict[str, Any]] = {
 
 
 @dataclass
-class Recorder:
+class Recorder(RandomRequests):
     """A scheduler under random requests, and what its steps do."""
 
-    scheduler: Scheduler
-    random: random.Random
-    overlapped: bool
-    in_flight: list[Batch] = field(default_factory=list)
     steps: list[Any] = field(default_factory=list)
     taken: int = 0
     hits: int = 0
@@ -92,50 +85,7 @@ class Recorder:
 
         return allocate_and_count
 
-    def run(self) -> None:
-        """Run all turns, then all requests to their ends."""
-        for turn in range(TURNS):
-            for _ in range(self.random.choice([0, 0, 0, 1, 2])):
-                self.add(f"{turn} {len(self.scheduler.requests)}")
-            self.disturb(self.random.randrange(40))
-            self.step()
-        while self.scheduler.requests or self.in_flight:
-            self.step()
-
-    def add(self, name: str) -> None:
-        """Queue a request whose prompt shares a prefix of any length with others of its family."""
-        family, shared, own = self.random.randrange(3), self.random.randrange(25), self.random.randrange(1, 8)
-        prompt = [family * 100 + token for token in range(shared)]
-        prompt += [self.random.randrange(1000, 9000) for _ in range(own)]
-        output = self.random.randrange(1, LONGEST - len(prompt) + 1)
-        priority = self.random.randrange(3)
-        self.scheduler.add(
-            GenerationRequest(name, prompt, len(prompt), SamplingParams(), output, priority=priority)
-        )
-
-    def disturb(self, event: int) -> None:
-        """Do what may come between two steps; most events are none."""
-        scheduler = self.scheduler
-        match event:
-            case 0 | 1 | 2 if scheduler.requests:
-                scheduler.abort([self.random.choice(sorted(scheduler.requests))])
-            case 3 | 4 | 5:
-                while self.in_flight:
-                    self.collect()
-                for request in scheduler.running:
-                    request.drafts = self.random.choices([7, 8], [3, 1], k=self.random.randrange(1, 7))
-            case 6:
-                for request, _ in by_request(self.schedule()):
-                    scheduler.fail(request, "failed")
-            case 7 if batch := self.schedule():
-                scheduler.retry(batch, "out of memory")
-            case 8:
-                scheduler.reset_prefix_cache(reset_running_requests=True)
-
-    def schedule(self) -> Batch:
-        while any(has_drafts(batch) for batch in self.in_flight):
-            self.collect()
-        batch = self.scheduler.schedule()
+    def computed(self, batch: Batch) -> None:
         table, stats = self.scheduler.table, self.scheduler.stats()
         self.hits += stats.prefix_cache_hits
         self.preemptions += stats.num_preemptions
@@ -146,19 +96,8 @@ class Recorder:
             (stats.num_running, stats.num_waiting, stats.prefix_cache_queries, self.hits, self.preemptions),
             (round(table.usage, 6), table.num_free, self.evictions),
         ))  # fmt: skip
-        return batch
 
-    def step(self) -> None:
-        batch = self.schedule()
-        if batch:
-            self.in_flight.append(batch)
-        if self.in_flight and (len(self.in_flight) > self.overlapped or not batch):
-            self.collect()
-        self.scheduler.check_integrity()
-
-    def collect(self) -> None:
-        batch = self.in_flight.pop(0)
-        steps = self.scheduler.update(batch, [StepResult([7]) for _ in sampled_part(batch)])
+    def received(self, steps: list[RequestStep]) -> None:
         self.steps.append([(step.request_id, step.new_token_ids, step.finish_reason) for step in steps])
 
     def line(self, scenario: str) -> dict[str, str]:
