@@ -17,6 +17,7 @@ from engine_server.core.sampling.pipeline import LogitsPipeline
 from engine_server.core.sampling.sampler import Sampler
 from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.device_time import DeviceTimer
+from engine_server.modeling.memory.cache_spec import FULL
 from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.modeling.platform.interface import Platform
 from engine_server.modeling.progress import ProgressClock
@@ -69,7 +70,7 @@ class ScriptedRunner(Runner):
         self.platform, self.timer, self.overlapped = ScriptedDevice(), DeviceTimer(), True
         self.facts = StartFacts(num_blocks, 0, batch_invariant=False, kernels="", memory={})
         self.table = BlockTable(
-            [BlockPool(num_blocks)], rows, longest, config.cache_config.block_size, [None]
+            [BlockPool(num_blocks)], rows, longest, config.cache_config.block_size, [FULL]
         )
         self._staging = Staging(scheduling.max_num_batched_tokens, rows, self.table.ids.shape, self.platform)
         pipeline = LogitsPipeline([], self.platform)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from engine_server.modeling.attention.interface import StepInputs
 from engine_server.modeling.attention.paged_attention import PagedAttention
-from engine_server.modeling.memory.cache_layout import LayerShape, Layout, lay_out
+from engine_server.modeling.memory.cache_layout import Layout, lay_out
+from engine_server.modeling.memory.cache_spec import LayerShape
 from engine_server.modeling.pending_heads import Heads, PendingHeads, PendingNorm, PendingRotation
 from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.modeling.scoring import Scoring

@@ -19,6 +19,7 @@ from engine_server.modeling.adapters.peft_folder import LowRankAdapter
 from engine_server.modeling.attention.interface import IntArray
 from engine_server.modeling.attention.step_attention import StepAttention
 from engine_server.modeling.device_time import DeviceTimer
+from engine_server.modeling.memory.cache_spec import FULL
 from engine_server.modeling.memory.memory_ledger import MemoryLedger
 from engine_server.modeling.platform.cpu import CpuPlatform
 
@@ -49,7 +50,7 @@ class FakeRunner(ModelRunner):
         self.backend = StepAttention()
         self.table = BlockTable(
             [BlockPool(num_blocks)], scheduling.max_num_seqs, config.model_config.max_model_len,
-            self._block_size, [None],
+            self._block_size, [FULL],
         )  # fmt: skip
         self._cached, self._drafted = (np.full(num_blocks * self._block_size, -1) for _ in range(2))
         self._latest_tokens = np.zeros(scheduling.max_num_seqs, dtype=np.int64)

@@ -8,9 +8,9 @@ from engine_server.core.scheduling.batch import Batch, sampled_part
 from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.core.scheduling.scheduler import Scheduler
 from engine_server.core.scheduling.step_result import StepResult
-from engine_server.modeling.memory.cache_layout import LayerShape, Layout
+from engine_server.modeling.memory.cache_layout import Layout
+from engine_server.modeling.memory.cache_spec import FULL, CacheSpec, LayerShape
 from engine_server.modeling.memory.kv_cache import pool_sizes
-from engine_server.modeling.window import Window
 from engine_server.requests.messages import RequestStep
 from engine_server.requests.sampling_params import SamplingParams
 
@@ -24,13 +24,13 @@ def make(
     budget: int,
     seats: int,
     chunked: bool = True,
-    windows: tuple[Window | None, ...] = (None,),
+    specs: tuple[CacheSpec, ...] = (FULL,),
     caching: bool = True,
     pools: tuple[int, ...] = (),
     policy: SchedulingPolicy = "fcfs",
     **limits: int,
 ) -> Scheduler:
-    """Return a scheduler whose kinds of attention, those of `windows`, share a pool or have those of `pools`."""
+    """Return a scheduler whose kinds, those of `specs`, share a pool or have those of `pools`."""
     config = SchedulerConfig(
         max_num_batched_tokens=budget, max_num_seqs=seats, enable_chunked_prefill=chunked, policy=policy, **limits,
     )  # fmt: skip
@@ -38,11 +38,11 @@ def make(
         block_size=BLOCK, gpu_memory_utilization=0.9, kv_cache_memory_bytes=None, num_gpu_blocks_override=None,
         enable_prefix_caching=caching,
     )  # fmt: skip
-    numbers = list(pools or [0] * len(windows))
+    numbers = list(pools or [0] * len(specs))
     shapes = [LayerShape(1, 8, 8)] * len(set(numbers))
-    layout = Layout(list(windows), numbers, list(range(len(windows))), numbers, shapes)
+    layout = Layout(list(specs), numbers, list(range(len(specs))), numbers, shapes)
     sizes = [BlockPool(size) for size in pool_sizes(cache, config, layout, num_blocks)]
-    table = BlockTable([sizes[pool] for pool in layout.pools], seats, LONGEST, BLOCK, windows)
+    table = BlockTable([sizes[pool] for pool in layout.pools], seats, LONGEST, BLOCK, specs)
     return Scheduler(config, table, [EOS], caching, lambda block_ids: None)
 
 

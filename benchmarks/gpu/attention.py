@@ -25,7 +25,8 @@ from engine_server.modeling.kernels import launch
 from engine_server.modeling.kernels.attention import decode, prefill
 from engine_server.modeling.kernels.cache_write import write_cache
 from engine_server.modeling.kernels.work_list import plan_work, spare_chunks
-from engine_server.modeling.memory.cache_layout import Pages, quantised
+from engine_server.modeling.memory.cache_layout import Pages
+from engine_server.modeling.memory.quantised import quantised
 from engine_server.modeling.scoring import Scoring
 
 BLOCK_SIZE = 16

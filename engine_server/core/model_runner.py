@@ -105,7 +105,7 @@ class ModelRunner(Runner):
         block_size, longest = config.cache_config.block_size, config.model_config.max_model_len
         pools = [BlockPool(size) for size in sizes]
         self.table = BlockTable(
-            [pools[number] for number in layout.pools], rows, longest, block_size, layout.windows
+            [pools[number] for number in layout.pools], rows, longest, block_size, layout.specs
         )
         most_rows = max(scheduling.max_num_rows, MOST_COMPARED)
         self.staging = Staging(

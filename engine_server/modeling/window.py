@@ -25,15 +25,3 @@ class Window(NamedTuple):
         It may be more than there are.
         """
         return position % self.size + 1 if self.chunked else self.size
-
-    def first_seen(self, position: int) -> int:
-        """Return the first position that the token at a position sees. It never decreases."""
-        return max(0, position + 1 - self.seen(position))
-
-    def num_blocks(self, block_size: int) -> int:
-        """Return the most blocks that one token's window touches; it may begin and end within a block."""
-        return -(-self.size // block_size) + 2
-
-    def passed_at(self, position: int) -> int:
-        """Return the first position whose token sees none before `position`."""
-        return -(-position // self.size) * self.size if self.chunked else position + self.size - 1

@@ -22,6 +22,7 @@ from engine_server.core.scheduling.scheduler import Scheduler
 from engine_server.core.scheduling.step_result import StepResult
 from engine_server.core.span import Span
 from engine_server.modeling.adapters.peft_folder import LowRankAdapter
+from engine_server.modeling.memory.cache_spec import FULL
 from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
 from engine_server.requests.sampling_params import SamplingParams
 
@@ -199,7 +200,7 @@ def test_every_request_ends_whatever_adapters_of_both_kinds_it_names(
         patch.setattr(adapter_pool, "ThreadPoolExecutor", Reader)
         loras = Pool(slots, slots + more)
         pools = AdapterPools(loras, prompt_pool(prompts))
-    table = BlockTable([BlockPool(60)], 4, 32, 4, [None])
+    table = BlockTable([BlockPool(60)], 4, 32, 4, [FULL])
     config = SchedulerConfig(
         max_num_batched_tokens=16, max_num_seqs=4, enable_chunked_prefill=True, policy="priority"
     )

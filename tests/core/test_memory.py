@@ -25,7 +25,8 @@ from engine_server.modeling.formats.dense import DenseFormat
 from engine_server.modeling.formats.low_rank import LowRankFormat
 from engine_server.modeling.formats.packed import PackedFormat
 from engine_server.modeling.loading.probe import Probe
-from engine_server.modeling.memory.cache_layout import LayerShape, lay_out
+from engine_server.modeling.memory.cache_layout import lay_out
+from engine_server.modeling.memory.cache_spec import LayerShape
 from engine_server.modeling.memory.kv_cache import num_blocks
 from engine_server.modeling.memory.memory_ledger import ADVICE, MemoryLedger, storage_bytes
 from engine_server.modeling.native import library

@@ -15,6 +15,7 @@ from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.core.scheduling.scheduler import Scheduler
 from engine_server.core.scheduling.step_result import StepResult
 from engine_server.core.span import Span
+from engine_server.modeling.memory.cache_spec import FULL
 from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.modeling.staging import Staging
 from engine_server.requests.sampling_params import SamplingParams
@@ -37,7 +38,7 @@ def finish(scheduler: Scheduler, batch: Batch) -> None:
 @pytest.fixture
 def scheduler() -> Scheduler:
     """Return a scheduler with one long context among many short ones, and no prompt computed."""
-    table = BlockTable([BlockPool(12_000)], ROWS, MAX_TOKENS, BLOCK_SIZE, [None])
+    table = BlockTable([BlockPool(12_000)], ROWS, MAX_TOKENS, BLOCK_SIZE, [FULL])
     config = SchedulerConfig(max_num_batched_tokens=200_000, max_num_seqs=ROWS, enable_chunked_prefill=True)
     scheduler = Scheduler(config, table, [], False, lambda block_ids: None)
     add(scheduler, "long", LONG_CONTEXT)
@@ -76,7 +77,7 @@ def test_decode_step_copies_no_block_table(scheduler: Scheduler) -> None:
 
 
 def test_only_prefill_of_a_prompt_embeds_request_is_eager() -> None:
-    table = BlockTable([BlockPool(40)], 4, 64, BLOCK_SIZE, [None])
+    table = BlockTable([BlockPool(40)], 4, 64, BLOCK_SIZE, [FULL])
     config = SchedulerConfig(max_num_batched_tokens=8, max_num_seqs=4, enable_chunked_prefill=True)
     scheduler = Scheduler(config, table, [], False, lambda block_ids: None)
     embedded = GenerationRequest("embedded", [0] * 12, 12, SamplingParams(), 6)
@@ -93,7 +94,7 @@ def test_only_prefill_of_a_prompt_embeds_request_is_eager() -> None:
 
 
 def test_recomputed_prompt_embeds_end_where_the_output_begins() -> None:
-    table = BlockTable([BlockPool(40)], 4, 64, BLOCK_SIZE, [None])
+    table = BlockTable([BlockPool(40)], 4, 64, BLOCK_SIZE, [FULL])
     config = SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=4, enable_chunked_prefill=True)
     scheduler = Scheduler(config, table, [], False, lambda block_ids: None)
     embedded = GenerationRequest("embedded", [0] * 12, 12, SamplingParams(), 6)

@@ -15,14 +15,14 @@ from engine_server.core.cache.block_pool import BlockPool
 from engine_server.core.cache.block_table import BlockTable
 from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.core.scheduling.step_result import StepResult
-from engine_server.modeling.memory.cache_layout import LayerShape, Layout, lay_out
+from engine_server.modeling.memory.cache_layout import Layout, lay_out
+from engine_server.modeling.memory.cache_spec import FULL, ChunkSpec, LayerShape, WindowSpec
 from engine_server.modeling.memory.kv_cache import num_blocks, pool_sizes
 from engine_server.modeling.memory.memory_ledger import MemoryLedger
 from engine_server.modeling.platform.cpu import CpuPlatform
-from engine_server.modeling.window import Window
 from engine_server.requests.sampling_params import SamplingParams
 
-KINDS = (None, Window(8))
+KINDS = (FULL, WindowSpec(8))
 
 
 @pytest.mark.parametrize("full", [0, 1])
@@ -40,7 +40,7 @@ def test_row_takes_no_blocks_where_one_pool_has_too_few(full: int) -> None:
 
 @pytest.mark.parametrize("full", [0, 1])
 def test_request_waits_for_the_pool_that_has_too_few_blocks(full: int) -> None:
-    scheduler = make(num_blocks=20, budget=64, seats=8, windows=KINDS, pools=(0, 1))
+    scheduler = make(num_blocks=20, budget=64, seats=8, specs=KINDS, pools=(0, 1))
     scheduler.add(GenerationRequest("runs", [50] * 8, 8, SamplingParams(), 4))
     run(scheduler, scheduler.schedule())
     pool = scheduler.table.pools[full]
@@ -58,7 +58,7 @@ def test_request_waits_for_the_pool_that_has_too_few_blocks(full: int) -> None:
 def test_prefix_is_cached_where_the_blocks_of_every_pool_are() -> None:
     """The whole context's blocks are of no use once the window's have been taken for others, and vice versa."""
     for taken, cached in ((None, 16), (0, 0), (1, 0)):
-        scheduler = make(num_blocks=20, budget=64, seats=1, windows=KINDS, pools=(0, 1))
+        scheduler = make(num_blocks=20, budget=64, seats=1, specs=KINDS, pools=(0, 1))
         scheduler.add(request("first", 17, 1))
         run(scheduler, scheduler.schedule())
         if taken is not None:
@@ -71,7 +71,7 @@ def test_prefix_is_cached_where_the_blocks_of_every_pool_are() -> None:
 
 
 def test_blocks_of_a_failed_request_are_erased_in_their_pools() -> None:
-    scheduler = make(num_blocks=20, budget=64, seats=2, windows=KINDS, pools=(0, 1))
+    scheduler = make(num_blocks=20, budget=64, seats=2, specs=KINDS, pools=(0, 1))
     scheduler.add(GenerationRequest("other", [50] * 17, 17, SamplingParams(), 1))
     run(scheduler, scheduler.schedule())  # so that the pools' next blocks differ
     erased: list[list[int]] = []
@@ -140,7 +140,7 @@ def sizes(config: EngineConfig, layout: Layout, count: int) -> list[int]:
 
 
 # One layer in four sees everything, with heads as wide again, as in Gemma 4.
-NARROW, WIDE = LayerShape(2, 8, 8, Window(64)), LayerShape(2, 16, 16)
+NARROW, WIDE = LayerShape(2, 8, 8, WindowSpec(64)), LayerShape(2, 16, 16)
 # What 8 requests need at once: a window of 4 blocks, cut at both ends, and 100 tokens of a step.
 NEEDED, ONE = 8 * (4 + 2) + 7, (4 + 2) + 7
 
@@ -177,12 +177,12 @@ def test_long_requests_of_unequal_layers_have_more_room_than_in_one_pool(
     config: EngineConfig, whole: int
 ) -> None:
     """As in Gemma 3: a window in five of six layers, and seats whose windows would take all memory."""
-    narrow, full = LayerShape(8, 256, 256, Window(1024)), LayerShape(8, 256, 256)
+    narrow, full = LayerShape(8, 256, 256, WindowSpec(1024)), LayerShape(8, 256, 256)
     layout = lay_out([*[narrow] * (5 * whole), *[full] * whole], 1 << 17)
     scheduling = msgspec.structs.replace(
         config.scheduler_config, max_num_seqs=256, max_num_batched_tokens=2048
     )
-    memory, block = 40 << 30, layout.block_bytes(16, torch.bfloat16)
+    memory, block = 40 << 30, layout.unit_bytes(16, torch.bfloat16)
     config = msgspec.structs.replace(given_memory(config, memory), scheduler_config=scheduling)
     count = num_blocks(config, [(layout, torch.bfloat16)], MemoryLedger(CpuPlatform()), 16)
     in_one_pool = memory // max(block) - 64
@@ -190,14 +190,15 @@ def test_long_requests_of_unequal_layers_have_more_room_than_in_one_pool(
 
 
 def test_layers_that_all_have_windows_share_the_memory_equally(config: EngineConfig) -> None:
-    layout = lay_out([NARROW, NARROW, NARROW._replace(window=Window(32))], 4096)
+    layout = lay_out([NARROW, NARROW, NARROW._replace(spec=WindowSpec(32))], 4096)
     assert sizes(config, layout, 1000) == [1000, 1000]
 
 
+window_sizes = st.sampled_from([24, 50, 128])
 some_layers = st.lists(
     st.builds(
         LayerShape, st.integers(1, 3), st.sampled_from([8, 16]), st.sampled_from([8, 16]),
-        st.none() | st.builds(Window, st.sampled_from([24, 50, 128]), st.booleans()), st.none(),
+        st.just(FULL) | st.builds(WindowSpec, window_sizes) | st.builds(ChunkSpec, window_sizes), st.none(),
     ),
     min_size=1,
     max_size=6,
@@ -210,7 +211,7 @@ def test_pools_take_the_memory_and_hold_the_longest_request(
 ) -> None:
     dtype = torch.int8 if quantised else torch.bfloat16
     config, layout = given_memory(config, memory, caching), lay_out(layers, 4096)
-    block = layout.block_bytes(16, dtype)
+    block = layout.unit_bytes(16, dtype)
 
     def size(count: int) -> int:
         return sum(map(int.__mul__, sizes(config, layout, count), block))
@@ -225,7 +226,7 @@ def test_pools_take_the_memory_and_hold_the_longest_request(
         assert count == memory // (16 * layout.token_bytes(dtype))
     pools = [BlockPool(size) for size in sizes(config, layout, count)]
     longest = 16 * count
-    table = BlockTable([pools[pool] for pool in layout.pools], 1, longest, 16, layout.windows)
+    table = BlockTable([pools[pool] for pool in layout.pools], 1, longest, 16, layout.specs)
     row, step = table.open([], 0), config.scheduler_config.max_num_batched_tokens
     for start in range(0, min(longest, 4 * step), step):
         assert table.grow(row, start, min(start + step, longest), longest)

@@ -16,9 +16,9 @@ from engine_server.core.scheduling.batch import Batch, by_request, has_drafts, n
 from engine_server.core.scheduling.request import UNKNOWN, GenerationRequest, Request, block_hash
 from engine_server.core.scheduling.scheduler import Scheduler
 from engine_server.core.scheduling.step_result import StepResult
+from engine_server.modeling.memory.cache_spec import FULL, CacheSpec, ChunkSpec, WindowSpec
 from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.modeling.staging import Staging
-from engine_server.modeling.window import Window
 from engine_server.requests.messages import AddRequest, RequestStep
 from engine_server.requests.sampling_params import SamplingParams
 
@@ -55,22 +55,21 @@ class Device:
         staged = self.staging.put(inputs.step, inputs.sampling, None, inputs.table_changes)
         self.tables = staged.tables.numpy()
         assert (self.tables == self.staging.tables).all()
-        windows, pool_of = self.scheduler.table.windows, self.scheduler.table.pool_of
+        specs, pool_of = self.scheduler.table.specs, self.scheduler.table.pool_of
         tokens = [
             (kind, scheduled.request, position)
-            for kind in range(len(windows))
+            for kind in range(len(specs))
             for scheduled in batch
             for position in range(scheduled.start, scheduled.end)
         ]
         for kind, one, position in tokens:
             slot = self.slot(kind, one, position)
-            for other in range(len(windows)):  # kinds of one pool share tensors
+            for other in range(len(specs)):  # kinds of one pool share tensors
                 if pool_of[other] is pool_of[kind]:
                     self.slots.pop((other, *slot[1:]), None)
             self.slots[slot] = content(one, position)
         for kind, one, position in tokens:
-            window = windows[kind]
-            for seen in range(0 if window is None else window.first_seen(position), position + 1):
+            for seen in range(max(0, specs[kind].first_needed(position)), position + 1):
                 assert self.slots[self.slot(kind, one, seen)] == content(one, seen)
 
 
@@ -79,8 +78,8 @@ def content(one: Request, position: int) -> tuple[int, ...]:
     return one.rope_regime, *(7 if token == UNKNOWN else token for token in one.token_ids[: position + 1])
 
 
-a_window = st.builds(Window, st.integers(1, 20), st.booleans())
-several_windows = st.lists(st.none() | a_window, min_size=1, max_size=3, unique=True)
+a_spec = st.just(FULL) | st.builds(WindowSpec, st.integers(1, 20)) | st.builds(ChunkSpec, st.integers(1, 20))
+several_specs = st.lists(a_spec, min_size=1, max_size=3, unique=True)
 pools_of_three = st.sampled_from([(0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1), (0, 1, 2)])
 numbers = st.integers(0, 7)
 operations = st.lists(
@@ -204,7 +203,7 @@ class Run:
     1,
     1,
     False,
-    [Window(1)],
+    [WindowSpec(1)],
     True,
     True,
     0,
@@ -215,22 +214,22 @@ class Run:
 )
 @example(  # a request is preempted while a step verifies its drafts, of which the first is wrong
     [("add", 1, 0, 9, 0), ("step", set()), ("draft", [8, 8]), ("sleep",)],
-    10, 8, 1, True, [None], True, True, 0, 0, None, (0, 0, 0), "fcfs",
+    10, 8, 1, True, [FULL], True, True, 0, 0, None, (0, 0, 0), "fcfs",
 )  # fmt: skip
 @given(
-    operations, st.integers(10, 40), st.integers(1, 64), st.integers(1, 8), st.booleans(), several_windows,
+    operations, st.integers(10, 40), st.integers(1, 64), st.integers(1, 8), st.booleans(), several_specs,
     st.booleans(), st.booleans(), st.integers(0, 12), st.integers(0, 3), st.one_of(st.none(), st.integers(5, 30)),
     pools_of_three, st.sampled_from(get_args(SchedulingPolicy)),
 )  # fmt: skip
 def test_any_plan_leaks_no_block_and_ends_every_request(
-    plan, num_blocks: int, budget: int, seats: int, chunked: bool, windows: list[Window | None], caching: bool,
+    plan, num_blocks: int, budget: int, seats: int, chunked: bool, specs: list[CacheSpec], caching: bool,
     overlapped: bool, threshold: int, max_partial: int, rope_limit: int | None, pools: tuple[int, ...],
     policy: SchedulingPolicy,
 ) -> None:  # fmt: skip
     """Prompts share a prefix. Every token that is attended to was computed, and no request receives too many tokens."""
     scheduler = make(
-        num_blocks, budget if chunked else max(budget, LONGEST), seats, chunked, tuple(windows), caching,
-        pools[: len(windows)], policy, long_prefill_token_threshold=threshold, max_num_partial_prefills=max_partial,
+        num_blocks, budget if chunked else max(budget, LONGEST), seats, chunked, tuple(specs), caching,
+        pools[: len(specs)], policy, long_prefill_token_threshold=threshold, max_num_partial_prefills=max_partial,
     )  # fmt: skip
     if rope_limit is not None:
         scheduler.rope_regime = lambda request: int(len(request.token_ids) > rope_limit)
@@ -286,7 +285,7 @@ def test_prompt_runs_whole_without_chunked_prefill() -> None:
 
 def test_block_that_a_preempted_request_did_not_fill_is_not_cached() -> None:
     """The request's token would have filled a block in the step in which an earlier request takes its blocks."""
-    scheduler = make(num_blocks=7, budget=9, seats=2, windows=(None, Window(8)), policy="priority")
+    scheduler = make(num_blocks=7, budget=9, seats=2, specs=(FULL, WindowSpec(8)), policy="priority")
     last = request("last", 6, 20)
     last.priority = 1
     scheduler.add(last)
@@ -326,8 +325,8 @@ def test_blocks_of_a_failed_request_are_erased() -> None:
 @pytest.mark.parametrize("chunked", [False, True], ids=["window", "chunks"])
 @pytest.mark.parametrize("size", [1, 3, 4, 5, 8, 9])
 def test_window_holds_only_blocks_that_are_attended_to(size: int, chunked: bool) -> None:
-    window = Window(size, chunked)
-    scheduler = make(num_blocks=40, budget=7, seats=1, windows=(window,))
+    spec = ChunkSpec(size) if chunked else WindowSpec(size)
+    scheduler = make(num_blocks=40, budget=7, seats=1, specs=(spec,))
     scheduler.add(request("long", 25, 15))
     while scheduler.requests:
         batch = scheduler.schedule()

@@ -15,8 +15,8 @@ from transformers import (
 )
 
 from engine_server import EngineArgs, LLMEngine
-from engine_server.modeling.memory.cache_layout import LayerShape, lay_out
-from engine_server.modeling.window import Window
+from engine_server.modeling.memory.cache_layout import lay_out
+from engine_server.modeling.memory.cache_spec import FULL, LayerShape, WindowSpec
 
 pytestmark = pytest.mark.transformers
 
@@ -101,10 +101,10 @@ def test_windowed_layers_give_the_tokens_of_transformers(
 
 
 def test_kinds_with_equal_layers_share_a_pool_and_tensors() -> None:
-    window, other = Window(16), Window(32)
+    window, other = WindowSpec(16), WindowSpec(32)
     full, near, wide = LayerShape(2, 8, 8), LayerShape(2, 8, 8, window), LayerShape(2, 8, 8, other)
     layout = lay_out([near, full, wide, near, full], longest=64)
-    assert layout.windows == [window, None, other]
+    assert layout.specs == [window, FULL, other]
     assert layout.pools == [0, 0, 1]
     assert layout.kinds == [0, 1, 2, 0, 1]
     assert layout.tensors == [0, 0, 1, 2, 2]
@@ -113,7 +113,7 @@ def test_kinds_with_equal_layers_share_a_pool_and_tensors() -> None:
 
 
 def test_kinds_that_differ_in_shapes_or_numbers_of_layers_have_a_pool_each() -> None:
-    window = Window(16)
+    window = WindowSpec(16)
     full, near, wide = LayerShape(2, 8, 8), LayerShape(2, 8, 8, window), LayerShape(1, 16, 16, window)
     for layers in ([near, full, near], [wide, full], [near, full, wide]):
         layout = lay_out(layers, longest=64)
@@ -123,4 +123,4 @@ def test_kinds_that_differ_in_shapes_or_numbers_of_layers_have_a_pool_each() -> 
 
 
 def test_window_as_long_as_the_context_counts_as_no_window() -> None:
-    assert lay_out([LayerShape(2, 8, 8, Window(64)), LayerShape(2, 8, 8)], longest=64).windows == [None]
+    assert lay_out([LayerShape(2, 8, 8, WindowSpec(64)), LayerShape(2, 8, 8)], longest=64).specs == [FULL]

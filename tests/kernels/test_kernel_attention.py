@@ -11,7 +11,9 @@ from torch import Tensor
 
 from engine_server.modeling.kernels.attention import decode, prefill
 from engine_server.modeling.kernels.work_list import CHUNK, plan_work, spare_chunks
-from engine_server.modeling.memory.cache_layout import FLOAT8, Pages, quantised
+from engine_server.modeling.memory.cache_layout import Pages
+from engine_server.modeling.memory.cache_spec import spec_of
+from engine_server.modeling.memory.quantised import FLOAT8, quantised
 from engine_server.modeling.scoring import Scoring
 from engine_server.modeling.window import Window
 
@@ -243,7 +245,7 @@ def check(device: torch.device, case: Case, ragged: list[tuple[int, int]], spare
         (key, key_scale), (value, value_scale) = (
             map(quantised, new) if case.float8 else ((kv, torch.ones(context, heads.kv, 1)) for kv in new)
         )
-        hidden = case.window.first_seen(context - length) if case.window else 0
+        hidden = max(0, spec_of(case.window).first_needed(context - length))
         for cache, new in zip(caches, (key, value, key_scale, value_scale), strict=True):
             cache[slots[hidden:]] = new[hidden:].float()
         stored = key.float() * key_scale, value.float() * value_scale

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from engine_server.modeling.kernels.cache_write import write_cache
-from engine_server.modeling.memory.cache_layout import FLOAT8, Pages, quantised
+from engine_server.modeling.memory.cache_layout import Pages
+from engine_server.modeling.memory.quantised import FLOAT8, quantised
 
 
 @pytest.mark.parametrize(

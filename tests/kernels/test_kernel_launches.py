@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 
 from engine_server.modeling.attention.hook import ForwardContext
 from engine_server.modeling.attention.interface import StepInputs
-from engine_server.modeling.memory.cache_layout import LayerShape, lay_out
+from engine_server.modeling.memory.cache_layout import lay_out
+from engine_server.modeling.memory.cache_spec import LayerShape
 from engine_server.modeling.staging import Staging
 
 SIZES = TINY | {"vocab_size": 64, "head_dim": 16, "pad_token_id": 0}
@@ -28,7 +29,7 @@ def decode_step(
     """Return the launches of a step of decodes."""
     platform = kernel_platform(device)
     run_passes(model, platform)
-    shape = LayerShape(model.config.num_key_value_heads, model.config.head_dim, model.config.head_dim, None)
+    shape = LayerShape(model.config.num_key_value_heads, model.config.head_dim, model.config.head_dim)
     layout = lay_out([shape] * model.config.num_hidden_layers, CONTEXT)
     backend = platform.paged_attention(layout, [DECODES], BLOCK_SIZE, torch.float32)
     rows = np.arange(DECODES)

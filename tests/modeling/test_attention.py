@@ -11,7 +11,8 @@ from engine_server.modeling.attention.interface import StepInputs, UnsupportedMo
 from engine_server.modeling.attention.step_attention import StepAttention
 from engine_server.modeling.attention.torch_backend import TorchAttention
 from engine_server.modeling.attention.torch_scores import Sequence
-from engine_server.modeling.memory.cache_layout import LayerShape, lay_out
+from engine_server.modeling.memory.cache_layout import lay_out
+from engine_server.modeling.memory.cache_spec import LayerShape
 from engine_server.modeling.pending_heads import Heads
 from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.modeling.scoring import Scoring
@@ -55,7 +56,7 @@ def test_relative_bias_is_refused_for_decoders_windows_and_alibi() -> None:
 def test_decodes_in_bfloat16_are_close_to_float32(count: int) -> None:
     """Few and many decodes use different code paths; blocks are scattered, and contexts have all lengths up to 60."""
     generator = torch.Generator().manual_seed(count)
-    layout = lay_out([LayerShape(kv_heads=2, key_dim=16, value_dim=16, window=None)], 64)
+    layout = lay_out([LayerShape(kv_heads=2, key_dim=16, value_dim=16)], 64)
     backend = TorchAttention(layout, [4 * count], 16, torch.bfloat16, CpuPlatform())
     blocks = torch.randperm(4 * count, generator=generator).view(count, 4).to(torch.int32).numpy()
     lengths = np.arange(count) % 60 + 1

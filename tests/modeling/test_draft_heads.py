@@ -37,9 +37,9 @@ from engine_server.modeling.drafting.mtp_checkpoint import load_mtp
 from engine_server.modeling.loading.model_loader import load_model
 from engine_server.modeling.loading.probe import probe
 from engine_server.modeling.memory.cache_layout import lay_out
+from engine_server.modeling.memory.cache_spec import FULL, WindowSpec
 from engine_server.modeling.platform.cpu import CpuPlatform, NativePlatform
 from engine_server.modeling.platform.interface import Platform
-from engine_server.modeling.window import Window
 
 pytestmark = [pytest.mark.transformers, pytest.mark.usefixtures("shared_trials")]
 
@@ -72,7 +72,7 @@ class Cache:
     def __init__(self, target: PreTrainedModel, head: DraftHead, platform: Platform) -> None:
         shapes = probe(target, target.config, 4, CPU)
         self.layout = lay_out([*shapes, head.cache_shape()], LONGEST)
-        kinds = len(self.layout.windows)
+        kinds = len(self.layout.specs)
         sizes = [NUM_BLOCKS * kinds] * self.layout.num_pools
         self.backend = platform.paged_attention(self.layout, sizes, BLOCK_SIZE, target.dtype)
         self.context = ForwardContext(self.backend)
@@ -216,7 +216,7 @@ def test_head_of_a_target_with_windows_attends_to_all_tokens(tmp_path: Path, pla
     tensors = save_eagle3(tmp_path / "head")
     config, target = load_target(tmp_path, platform)
     head = load_eagle3(tmp_path / "head", target, config.model_config, config.load_config, platform)
-    assert Cache(target, head, platform).layout.windows == [Window(BLOCK_SIZE), None]
+    assert Cache(target, head, platform).layout.specs == [WindowSpec(BLOCK_SIZE), FULL]
     compare(target, head, eagle3_reference(tmp_path, tensors, (1, 2, 3)), platform)
 
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 from tiers import tiered
 
-from engine_server.modeling.memory.cache_layout import FLOAT8, Pages
+from engine_server.modeling.memory.cache_layout import Pages
+from engine_server.modeling.memory.quantised import FLOAT8
 from engine_server.modeling.pending_heads import PendingRotation
 from engine_server.modeling.scoring import Scoring
 from engine_server.modeling.window import Window

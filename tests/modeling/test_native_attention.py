@@ -16,7 +16,9 @@ from tiers import tiered
 from engine_server.modeling.attention.interface import StepInputs
 from engine_server.modeling.attention.native_backend import NativeAttention, NativeStepAttention
 from engine_server.modeling.attention.step_attention import StepAttention
-from engine_server.modeling.memory.cache_layout import FLOAT8, INT8, LayerShape, lay_out, quantised
+from engine_server.modeling.memory.cache_layout import lay_out
+from engine_server.modeling.memory.cache_spec import LayerShape, spec_of
+from engine_server.modeling.memory.quantised import FLOAT8, INT8, quantised
 from engine_server.modeling.pending_heads import Heads
 from engine_server.modeling.platform.cpu import NativePlatform
 from engine_server.modeling.scoring import Scoring
@@ -58,7 +60,9 @@ class Cache:
     ) -> None:
         generator = torch.Generator().manual_seed(sum(contexts) + heads.key_dim)
         self.heads, self.scoring, self.block_size = heads, scoring, block_size
-        layout = lay_out([LayerShape(heads.kv, heads.key_dim, heads.value_dim, scoring.window)], 1 << 20)
+        layout = lay_out(
+            [LayerShape(heads.kv, heads.key_dim, heads.value_dim, spec_of(scoring.window))], 1 << 20
+        )
         width = -(-max(contexts) // block_size)
         self.blocks = torch.randperm(width * len(contexts), generator=generator).view(-1, width).int().numpy()
         self.backend = NativeAttention(layout, [self.blocks.size], block_size, cache_dtype or dtype, CPU)

@@ -14,13 +14,13 @@ from engine_server.config import DeviceConfig
 from engine_server.modeling.formats.dense import DenseFormat
 from engine_server.modeling.formats.quantized import QuantizedFormat
 from engine_server.modeling.formats.rounding import rounded_to_float8, rounded_to_integers
-from engine_server.modeling.memory.cache_layout import LayerShape, lay_out
+from engine_server.modeling.memory.cache_layout import lay_out
+from engine_server.modeling.memory.cache_spec import LayerShape, WindowSpec
 from engine_server.modeling.native import library
 from engine_server.modeling.platform import choice
 from engine_server.modeling.platform.choice import choose_platform
 from engine_server.modeling.platform.cpu import CpuPlatform, NativePlatform
 from engine_server.modeling.platform.cuda import CudaPlatform, TritonPlatform
-from engine_server.modeling.window import Window
 
 CPU, GPU = DeviceConfig(device="cpu"), DeviceConfig(device="cuda")
 ONLY_TRITON = DeviceConfig(device="cuda", kernels="triton")
@@ -168,7 +168,7 @@ def test_log_of_triton_kernels_has_the_launch_settings_of_the_heads(monkeypatch:
     monkeypatch.setattr(triton.runtime.driver, "_active", driver)
     assert TritonPlatform(torch.device("cuda")).compiled_by() == f"triton {triton.__version__}, sm_90"
     layout = lay_out(
-        [LayerShape(2, 128, 128), LayerShape(1, 64, 64), LayerShape(2, 128, 128, Window(8))], longest=64
+        [LayerShape(2, 128, 128), LayerShape(1, 64, 64), LayerShape(2, 128, 128, WindowSpec(8))], longest=64
     )
     attention = TritonAttention(layout, [1, 1], 16, torch.bfloat16, CpuPlatform(), processors=1)
     assert attention.describe(32, torch.bfloat16) == (

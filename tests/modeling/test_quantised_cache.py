@@ -9,7 +9,9 @@ from tiers import tiered
 from engine_server import EngineArgs, LLMEngine
 from engine_server.modeling.attention.torch_backend import TorchAttention
 from engine_server.modeling.memory import kv_cache
-from engine_server.modeling.memory.cache_layout import FLOAT8, INT8, LayerShape, lay_out, quantised
+from engine_server.modeling.memory.cache_layout import lay_out
+from engine_server.modeling.memory.cache_spec import LayerShape
+from engine_server.modeling.memory.quantised import FLOAT8, INT8, quantised
 from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.modeling.platform.cuda import CudaPlatform
 
@@ -45,8 +47,8 @@ def test_logprobs_with_a_quantised_cache_are_close_to_those_without(
 
 def test_float8_cache_has_about_twice_as_many_blocks(tiny_llama: Path) -> None:
     heads = lay_out([LayerShape(kv_heads=8, key_dim=128, value_dim=128)], 64)
-    assert heads.block_bytes(16, torch.bfloat16) == [16 * 8 * 2 * 128 * 2]
-    assert heads.block_bytes(16, FLOAT8) == [16 * 8 * 2 * (128 + 4)]  # a scale has 4 bytes
+    assert heads.unit_bytes(16, torch.bfloat16) == [16 * 8 * 2 * 128 * 2]
+    assert heads.unit_bytes(16, FLOAT8) == [16 * 8 * 2 * (128 + 4)]  # a scale has 4 bytes
     blocks = {
         cache_dtype: make(tiny_llama, cache_dtype, dtype="bfloat16", kv_cache_memory_bytes=1 << 16)
         .config.cache_config.num_gpu_blocks

@@ -10,8 +10,8 @@ from architectures import SHARED, SIZES, WINDOW
 from engine_server import EngineArgs
 from engine_server.modeling.attention.hook import IMPLEMENTATION
 from engine_server.modeling.loading.probe import probe
-from engine_server.modeling.memory.cache_layout import LayerShape, lay_out
-from engine_server.modeling.window import Window
+from engine_server.modeling.memory.cache_layout import lay_out
+from engine_server.modeling.memory.cache_spec import FULL, LayerShape, WindowSpec
 
 CPU = torch.device("cpu")
 GEMMA_4 = {"global_head_dim": 16, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 96}
@@ -48,9 +48,9 @@ def test_embeddings_in_place_of_tokens_are_refused_where_layers_have_inputs_by_t
 
 
 def test_readers_use_the_kind_and_the_tensor_of_their_source() -> None:
-    window, full = LayerShape(2, 8, 8, Window(WINDOW)), LayerShape(2, 8, 8)
+    window, full = LayerShape(2, 8, 8, WindowSpec(WINDOW)), LayerShape(2, 8, 8)
     layout = lay_out([window, full, full, window._replace(source=0), full._replace(source=2)], 64)
-    assert layout.windows == [Window(WINDOW), None]
+    assert layout.specs == [WindowSpec(WINDOW), FULL]
     assert layout.kinds == [0, 1, 1, 0, 1]
     assert layout.tensors == [0, 1, 2, 0, 2]
     assert layout.readers == {3, 4}

@@ -4,15 +4,18 @@ from fault import Fault
 
 LAYOUT = "engine_server/modeling/memory/cache_layout.py"
 SIZES = "engine_server/modeling/memory/kv_cache.py"
+SPECS = "engine_server/modeling/memory/cache_spec.py"
 TABLE = "engine_server/core/cache/block_table.py"
 TESTS = ("tests/core/test_pools.py",)
+STATE_SPEC = ("tests/core/scheduling/test_state_spec.py",)
+RECORDED_STEPS = ("tests/core/scheduling/test_recorded_steps.py",)
 
 FAULTS = (
     Fault(
         "kinds of attention with different layers share a pool, whose blocks have room for the layers of all",
         LAYOUT,
-        "pools = [distinct.index(own) for own in numbers]",
-        "pools = [0 for _ in numbers]",
+        "pools = [distinct.index(own) for own in contents]",
+        "pools = [0 for _ in contents]",
         TESTS,
     ),
     Fault(
@@ -33,14 +36,14 @@ FAULTS = (
         "a prefix counts as cached while a window's blocks are gone",
         TABLE,
         "if (kind, digest) not in self.pool_of[kind]:",
-        "if window is None and (kind, digest) not in self.pool_of[kind]:",
+        "if spec.keeps_all and (kind, digest) not in self.pool_of[kind]:",
         TESTS,
     ),
     Fault(
         "a window's pool has no block to spare for one that begins and ends within a block",
-        "engine_server/modeling/window.py",
-        "// block_size) + 2",
-        "// block_size)",
+        SPECS,
+        "// block_size) + 2)",
+        "// block_size))",
         TESTS,
     ),
     Fault(
@@ -53,8 +56,22 @@ FAULTS = (
     Fault(
         "windows of all seats take memory that a long request needs",
         SIZES,
-        "min(size, count * whole // block[pool])",
+        "min(size, memory // unit[pool])",
         "size",
         TESTS,
+    ),
+    Fault(
+        "blocks that a preempted request has not filled are given to others as cached ones",
+        TABLE,
+        "filled = max(self._found[row], computed // self.block_size)",
+        "filled = self._published[row]",
+        RECORDED_STEPS,
+    ),
+    Fault(
+        "a prefix is cached before other requests can read all that is kept of it",
+        TABLE,
+        "min(count, readable)",
+        "count",
+        STATE_SPEC,
     ),
 )

@@ -1,4 +1,4 @@
-"""Block tables: the KV-cache blocks that hold the tokens of each running request."""
+"""Block tables: the units of the cache that hold the tokens of each running request."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -7,16 +7,19 @@ import numpy as np
 import numpy.typing as npt
 
 from engine_server.core.cache.block_pool import BlockPool
-from engine_server.modeling.window import Window
+from engine_server.modeling.memory.cache_spec import CacheSpec, whole_kind
+
+# Stands for a unit in the cells between two columns of a row that have one.
+NO_UNIT = -1
 
 
 class BlockTable:
     """The block ids of running requests: `ids` is int32 [kinds, rows, columns], with one row per request.
 
-    A kind of attention is a window, or None for the whole context; layers of one kind share their blocks, and kinds may
-    share a pool. A row gets the blocks that it needs of all pools, or none. Token t of the request in row r is stored
-    in block `ids[kind, r, t // block_size]`, at offset t % block_size. Blocks that a window has passed are released;
-    their cells, and those of columns without a block, are undefined.
+    A kind is a spec of a cache, which says what blocks a row needs. Layers of one kind share their blocks, and kinds
+    may share a pool. A row gets the blocks that it needs of all pools, or none. Token t of the request in row r is
+    stored in block `ids[kind, r, t // block_size]`, K and V at offset t % block_size. Blocks that no later token needs
+    are released; their cells, and those of columns without a block, are undefined.
     """
 
     def __init__(
@@ -25,7 +28,7 @@ class BlockTable:
         rows: int,
         max_tokens: int,
         block_size: int,
-        windows: Sequence[Window | None],
+        specs: Sequence[CacheSpec],
     ) -> None:
         """pools: of each kind."""
         # Each pool once, and with its kinds.
@@ -37,22 +40,23 @@ class BlockTable:
         self.pool_of = tuple(pools)
         self._numbers = [self.pools.index(pool) for pool in pools]
         self.block_size = block_size
-        self.windows = tuple(windows)
-        # The kinds with a window.
-        self._windowed = [(kind, window) for kind, window in enumerate(windows) if window is not None]
-        # Without those that always have room for the windows of all rows.
+        self.specs = tuple(specs)
+        # The kinds that release blocks while a row is open.
+        self._releasing = [(kind, spec) for kind, spec in enumerate(specs) if not spec.keeps_all]
+        # Without those that always have the blocks of all rows.
         self._limiting = [
             pool for pool, kinds in self._kinds_by_pool if not self._holds_all(pool, kinds, rows)
         ] or self.pools
-        shape = (len(self.windows), rows, self._num_blocks(max_tokens))
+        shape = (len(self.specs), rows, self._num_blocks(max_tokens))
         self.ids: npt.NDArray[np.int32] = np.zeros(shape, dtype=np.int32)
-        # By kind and row: the columns that have a block.
-        self._columns = [[range(0)] * rows for _ in self.windows]
+        # By kind and row: the columns from the first to the last that have a block.
+        self._columns = [[range(0)] * rows for _ in self.specs]
         # By row: the number of tokens up to which no block has to be taken or released.
         self._unchanged_until = [0] * rows
-        # By row: the number of blocks that were cached when it was opened, and of those whose content is published.
+        # By row: the number of blocks that were cached when it was opened.
         self._found = [0] * rows
-        self._published = [0] * rows
+        # By kind and row: the number of columns whose blocks are published, or never will be.
+        self._published = [[0] * rows for _ in self.specs]
         self._free_rows = list(range(rows - 1, -1, -1))
         # By kind and row: the first column whose block is new since the last `take_changes`.
         self._changed_from: dict[tuple[int, int], int] = {}
@@ -72,35 +76,42 @@ class BlockTable:
         return max([pool.usage for pool in self._limiting], default=0.0)
 
     @property
+    def whole_kind(self) -> int:
+        """The kind that keeps the whole context. There must be one."""
+        kind = whole_kind(self.specs)
+        assert kind is not None, "no kind keeps the whole context"
+        return kind
+
+    @property
     def whole_pool(self) -> BlockPool:
-        """The pool of the kind without a window."""
-        return self.pool_of[self.windows.index(None)]
+        """The pool of the kind that keeps the whole context."""
+        return self.pool_of[self.whole_kind]
 
     def first_blocks(self, row: int, num_tokens: int) -> npt.NDArray[np.int64]:
         """Return the ids of the blocks of the whole context that hold a row's first tokens."""
-        return self.ids[self.windows.index(None), row, : self._num_blocks(num_tokens)].astype(np.int64)
+        return self.ids[self.whole_kind, row, : self._num_blocks(num_tokens)].astype(np.int64)
 
     def columns(self, kind: int, row: int) -> range:
-        """Return the columns of a row that have a block."""
+        """Return the columns of a row from the first to the last that have a block."""
         return self._columns[kind][row]
 
     def num_cached(self, hashes: Sequence[bytes]) -> int:
         """Return the number of tokens in the longest cached prefix of the blocks with these hashes.
 
-        Only blocks that the next token attends to must be cached.
+        Only blocks that the next token needs must be cached.
         """
         longest = 0
         # By kind: the column from which on all blocks up to the present one are cached.
-        cached_from = [0] * len(self.windows)
+        cached_from = [0] * len(self.specs)
         for count, digest in enumerate(hashes, 1):
-            for kind, window in enumerate(self.windows):
+            for kind, spec in enumerate(self.specs):
                 if (kind, digest) not in self.pool_of[kind]:
-                    if window is None:
+                    if spec.keeps_all:
                         return longest * self.block_size
                     cached_from[kind] = count
             if all(
-                start <= self._first_column(window, count * self.block_size)
-                for start, window in zip(cached_from, self.windows, strict=True)
+                start <= self._first_column(spec, count * self.block_size)
+                for start, spec in zip(cached_from, self.specs, strict=True)
             ):
                 longest = count
         return longest * self.block_size
@@ -111,9 +122,9 @@ class BlockTable:
         The arguments are those of `open` and `grow`.
         """
         count, missing = cached // self.block_size, []
-        for kind, window in enumerate(self.windows):
-            held = range(self._first_column(window, cached), count)
-            new = self._num_blocks(total if window is None else num_tokens) - count
+        for kind, spec in enumerate(self.specs):
+            held = range(self._first_column(spec, cached), count)
+            new = len(self._new_columns(spec, count, num_tokens, total))
             missing.append(new + self.pool_of[kind].num_free_of((kind, hashes[column]) for column in held))
         return missing
 
@@ -127,49 +138,52 @@ class BlockTable:
     def open(self, hashes: Sequence[bytes], cached: int) -> int:
         """Take a row that begins with `cached` tokens, as `num_cached` counts them, and return its number."""
         row, count = self._free_rows.pop(), cached // self.block_size
-        for kind, window in enumerate(self.windows):
-            columns = range(self._first_column(window, cached), count)
+        for kind, spec in enumerate(self.specs):
+            columns = range(self._first_column(spec, cached), count)
             block_ids = [self.pool_of[kind].hold((kind, hashes[column])) for column in columns]
             self.ids[kind, row, columns.start : columns.stop] = block_ids
             self._columns[kind][row] = columns
             self._changed_from[kind, row] = columns.start
-        self._found[row] = self._published[row] = count
+            self._published[kind][row] = count
+        self._found[row] = count
         return row
 
     def grow(self, row: int, computed: int, num_tokens: int, total: int) -> bool:
         """Make room for the tokens from `computed` to `num_tokens`.
 
         Return False and take nothing if a pool has too few blocks.
-        Kinds without a window get room for `total` tokens, so that a prompt that has begun can be finished.
+        total: the row's known tokens; a kind may get room for all, so that a prompt that has begun can be finished.
         """
         if num_tokens <= self._unchanged_until[row]:
             return True
-        for kind, window in self._windowed:
-            self._release_before(kind, row, self._first_column(window, computed))
-        missing = [
-            max(0, self._num_blocks(total if window is None else num_tokens) - columns[row].stop)
-            for window, columns in zip(self.windows, self._columns, strict=True)
+        for kind, spec in self._releasing:
+            self._release_before(kind, row, self._first_column(spec, computed))
+        added = [
+            self._new_columns(spec, columns[row].stop, num_tokens, total)
+            for spec, columns in zip(self.specs, self._columns, strict=True)
         ]
-        if not self.has_free(missing):
+        if not self.has_free([len(new) for new in added]):
             return False
-        for kind, count in enumerate(missing):
-            if not count:
+        for kind, new in enumerate(added):
+            if not new:
                 continue
             columns = self._columns[kind][row]
-            self.ids[kind, row, columns.stop : columns.stop + count] = self.pool_of[kind].allocate(count)
-            self._columns[kind][row] = range(columns.start, columns.stop + count)
-            self._changed_from.setdefault((kind, row), columns.stop)
+            if new.start > columns.stop:
+                self.ids[kind, row, columns.stop : new.start] = NO_UNIT
+            self.ids[kind, row, new.start : new.stop] = self.pool_of[kind].allocate(len(new))
+            self._columns[kind][row] = range(columns.start, new.stop)
+            self._changed_from.setdefault((kind, row), new.start)
         self._unchanged_until[row] = self._next_change(row)
         return True
 
     def num_published(self, row: int) -> int:
-        """Return the number of a row's first blocks that were cached when it was opened, or published since."""
-        return self._published[row]
+        """Return the number of a row's first columns whose blocks were cached at its opening, or published."""
+        return min([published[row] for published in self._published], default=0)
 
     def steady_until(self, row: int, publishes: bool) -> int:
         """Return the number of tokens up to which no block of a row is taken, released or, if any are, published."""
         unchanged = self._unchanged_until[row]
-        return min(unchanged, (self._published[row] + 1) * self.block_size) if publishes else unchanged
+        return min(unchanged, (self.num_published(row) + 1) * self.block_size) if publishes else unchanged
 
     def take_changes(self) -> npt.NDArray[np.int32]:
         """Return the cells of open rows that changed since the last call, [4, n]: kind, row, column and block id."""
@@ -184,17 +198,23 @@ class BlockTable:
         self._changed_from.clear()
         return np.stack([kinds, rows, columns, self.ids[kinds, rows, columns]]).astype(np.int32)
 
-    def publish(self, row: int, hashes: Sequence[bytes], count: int) -> None:
+    def publish(self, row: int, hashes: Sequence[bytes], count: int, computed: int, num_tokens: int) -> None:
         """Let other requests hold the first `count` blocks of a row by their hashes, starting with this step.
 
-        A request that holds them attends to them in this step at the earliest, and each layer writes K and V before it
-        computes attention.
+        The step computes the tokens from `computed` to `num_tokens`. Blocks that others may only read later are
+        published by a later call.
         """
-        for column in range(self._published[row], count):
-            for kind, columns in enumerate(self._columns):
-                if column in columns[row]:  # a window may have passed it before its tokens were known
+        for kind, spec in enumerate(self.specs):
+            published, readable = (
+                self._published[kind],
+                spec.readable(computed, num_tokens) // self.block_size,
+            )
+            for column in range(published[row], min(count, readable)):
+                if (
+                    column in self._columns[kind][row]
+                ):  # it may have been released before its tokens were known
                     self.pool_of[kind].publish(int(self.ids[kind, row, column]), (kind, hashes[column]))
-        self._published[row] = max(self._published[row], count)
+                published[row] = column + 1
 
     def close(self, row: int, computed: int) -> list[list[int]]:
         """Release a row and its blocks, and return the blocks of each pool that became blank.
@@ -204,7 +224,7 @@ class BlockTable:
         blanks: list[list[int]] = [[] for _ in self.pools]
         filled = max(self._found[row], computed // self.block_size)
         for kind, columns in enumerate(self._columns):
-            for column in range(max(columns[row].start, filled), self._published[row]):
+            for column in range(max(columns[row].start, filled), self._published[kind][row]):
                 self.pool_of[kind].forget(int(self.ids[kind, row, column]))
             blanks[self._numbers[kind]] += self._release_before(kind, row, columns[row].stop)
             columns[row] = range(0)
@@ -226,7 +246,7 @@ class BlockTable:
         held: list[Counter[int]] = [Counter() for _ in self.pools]
         for kind, rows in enumerate(self._columns):
             for row, columns in enumerate(rows):
-                held[self._numbers[kind]].update(self.ids[kind, row, columns.start : columns.stop].tolist())
+                held[self._numbers[kind]].update(self._blocks(kind, row, columns))
         for pool, own in zip(self.pools, held, strict=True):
             pool.check_integrity(own)
         free = set(self._free_rows)
@@ -238,10 +258,9 @@ class BlockTable:
             assert not any((kind, row) in self._changed_from for row in free), "a free row has changed cells"
 
     def _holds_all(self, pool: BlockPool, kinds: Sequence[int], rows: int) -> bool:
-        """Return True if a pool has the windows of all rows at once."""
-        windows = [window for kind in kinds if (window := self.windows[kind]) is not None]
-        needed = rows * sum(window.num_blocks(self.block_size) for window in windows)
-        return len(windows) == len(kinds) and pool.num_blocks >= needed
+        """Return True if a pool has the blocks of all rows at once."""
+        needed = sum(self.specs[kind].most_units(rows, 0, self.block_size) for kind in kinds)
+        return pool.num_blocks >= needed
 
     def _release_before(self, kind: int, row: int, column: int) -> list[int]:
         """Release the blocks of a row before a column, and return those that became blank."""
@@ -249,18 +268,28 @@ class BlockTable:
         if column <= columns.start:
             return []
         self._columns[kind][row] = range(column, columns.stop)
-        return self.pool_of[kind].free(self.ids[kind, row, columns.start : column].tolist())
+        return self.pool_of[kind].free(self._blocks(kind, row, range(columns.start, column)))
+
+    def _blocks(self, kind: int, row: int, columns: range) -> list[int]:
+        """Return the ids of the blocks in some of a row's columns."""
+        block_ids = self.ids[kind, row, columns.start : columns.stop].tolist()
+        return [block_id for block_id in block_ids if block_id != NO_UNIT]
 
     def _next_change(self, row: int) -> int:
-        """Return the number of tokens up to which a row needs no further block and no window passes one."""
+        """Return the number of tokens up to which a row needs no further block and none can be released."""
         limits = [columns[row].stop * self.block_size for columns in self._columns]
-        for kind, window in self._windowed:
-            limits.append(window.passed_at((self._columns[kind][row].start + 1) * self.block_size))
+        for kind, spec in self._releasing:
+            limits.append(spec.passed_at((self._columns[kind][row].start + 1) * self.block_size))
         return min(limits, default=0)
 
-    def _first_column(self, window: Window | None, position: int) -> int:
-        """Return the first column that the token at a position attends to."""
-        return 0 if window is None else window.first_seen(position) // self.block_size
+    def _first_column(self, spec: CacheSpec, position: int) -> int:
+        """Return the first column that the token at a position needs."""
+        return max(0, spec.first_needed(position) // self.block_size)
+
+    def _new_columns(self, spec: CacheSpec, end: int, num_tokens: int, total: int) -> range:
+        """Return the columns from column `end` on of which a step up to `num_tokens` tokens needs the blocks."""
+        stored = spec.stored(num_tokens, total)
+        return range(max(end, stored.start // self.block_size), self._num_blocks(stored.stop))
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

@@ -36,12 +36,10 @@ class DraftHeadSteps(DraftSteps):
         """Allocate the states; layout: of the target's cache. Raises UnsupportedModelError."""
         head, scheduling = target.head, config.scheduler_config
         shape = head.cache_shape()
-        if shape.window is not None:
-            raise UnsupportedModelError(
-                f"the draft head attends with a window of {shape.window.size} tokens, which is not supported"
-            )
+        if not shape.spec.keeps_all:
+            raise UnsupportedModelError(f"the draft head attends with {shape.spec}, which is not supported")
         count = head.layer + 1  # its layer is numbered after the target's, which are not in this cache
-        own = Layout([None], [0], [0] * count, [0] * count, [shape])
+        own = Layout([shape.spec], [0], [0] * count, [0] * count, [shape])
         hidden_size: int = head.module.config.hidden_size
         super().__init__(config, platform, memory, ranks, target, own, layout, hidden_size)
         self.models = []

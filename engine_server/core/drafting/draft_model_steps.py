@@ -9,6 +9,7 @@ from engine_server.modeling.attention.interface import Staged, UnsupportedModelE
 from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.loading.probe import probe
 from engine_server.modeling.memory.cache_layout import Layout, lay_out
+from engine_server.modeling.memory.cache_spec import FULL
 from engine_server.modeling.memory.memory_ledger import MemoryLedger
 from engine_server.modeling.platform.interface import Platform
 from engine_server.modeling.progress import ProgressClock
@@ -42,8 +43,8 @@ class DraftModelSteps(DraftSteps):
             loaded.body, loaded.model.config.get_text_config(), PROBED_TOKENS, platform.device,
             first_position=loaded.first_position,
         )  # fmt: skip
-        # Windows limit what its layers attend to, not what the cache keeps.
-        layout = lay_out([shape._replace(window=None) for shape in shapes], config.model_config.max_model_len)
+        # Its layers may attend to less than the cache keeps.
+        layout = lay_out([shape._replace(spec=FULL) for shape in shapes], config.model_config.max_model_len)
         super().__init__(config, platform, memory, ranks, loaded, layout, target, loaded.split.hidden_size)
         self.models = [loaded]
 

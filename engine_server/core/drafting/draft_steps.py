@@ -23,7 +23,7 @@ from engine_server.modeling.staging import Staging
 class DraftSteps(ABC):
     """Steps of a draft model or a draft head, which are staged like the target's, with the same block table.
 
-    A block that the target's layers without a window use stands for one of their own cache too.
+    A block of the target's layers that keep the whole context stands for one of their own cache too.
     """
 
     # Models that are loaded for these steps alone.
@@ -42,11 +42,11 @@ class DraftSteps(ABC):
     ) -> None:
         """Allocate the buffers of captured steps.
 
-        config: that of `loaded`, the model that computes the steps; layout: of the cache, without windows; target: of
-        the target's cache; hidden_size: of the states from which logits are computed. Raises UnsupportedModelError if
-        none of the target's kinds of attention keeps the whole context.
+        config: that of `loaded`, the model that computes the steps; layout: of the cache, which keeps the whole
+        context; target: of the target's cache; hidden_size: of the states from which logits are computed. Raises
+        UnsupportedModelError if none of the target's kinds of attention keeps the whole context.
         """
-        if None not in target.windows:
+        if target.whole_kind is None:
             raise UnsupportedModelError(
                 "every layer of the model has a window, so that blocks are freed before drafts are computed from them; "
                 "only method ngram is allowed"
@@ -56,8 +56,8 @@ class DraftSteps(ABC):
         self._memory = memory
         self._loaded = loaded
         self._captured = StepCapture(config, platform, ranks, loaded, hidden_size)
-        whole = [target.windows.index(None)] * len(layout.kinds)
-        self.layout = layout._replace(windows=target.windows, pools=target.pools, kinds=whole)
+        kinds = [target.whole_kind] * len(layout.kinds)
+        self.layout = layout._replace(specs=target.specs, pools=target.pools, kinds=kinds)
         self.dtype = cache_dtype(config.cache_config, loaded.model.dtype, platform)
 
     @abstractmethod

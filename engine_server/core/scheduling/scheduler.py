@@ -260,7 +260,7 @@ class Scheduler:
             assert request.computed >= request.steady_until or request.pending == 1, (
                 f"{request.request_id} is steady and decodes nothing"
             )
-            for kind in range(len(self.table.windows)):
+            for kind in range(len(self.table.specs)):
                 room = self.table.columns(kind, request.row).stop * self.table.block_size
                 assert request.computed <= room, f"{request.request_id} has computed tokens without a block"
 
@@ -371,7 +371,8 @@ class Scheduler:
             full = known // self.table.block_size
             if full > self.table.num_published(request.row):
                 request.hash_blocks(full, self.table.block_size)
-                self.table.publish(request.row, request.hashes, full)
+                end = request.computed + count
+                self.table.publish(request.row, request.hashes, full, request.computed, end)
         if count > 1 or not samples:
             self._order = None  # the request may have become a decoding one
         if samples:

@@ -24,7 +24,7 @@ class UnsupportedModelError(ValueError):
 class StepInputs(NamedTuple):
     """One step's tokens, flat: sequence s owns tokens starts[s] to starts[s] + lengths[s].
 
-    All arrays are int64 but `tables`; T tokens, S sequences. A kind of attention is a window, or none.
+    All arrays are int64 but `tables`; T tokens, S sequences. A kind is a spec of the layers' caches.
     """
 
     # [2 + kinds, T]: `token_ids`, `positions` and `slots`.

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from engine_server.modeling.memory.cache_layout import FLOAT8, INT8, Pages
+from engine_server.modeling.memory.cache_layout import Pages
+from engine_server.modeling.memory.quantised import FLOAT8, INT8
 from engine_server.modeling.native.library import DTYPES, address, kernels
 from engine_server.modeling.scoring import Scoring
 

@@ -20,7 +20,8 @@ from engine_server.modeling.attention.torch_scores import (
     scores_of,
 )
 from engine_server.modeling.device import Device
-from engine_server.modeling.memory.cache_layout import Layout, Pages, quantised
+from engine_server.modeling.memory.cache_layout import Layout, Pages
+from engine_server.modeling.memory.quantised import quantised
 from engine_server.modeling.native.recording import one_operation
 from engine_server.modeling.scoring import Scoring
 
@@ -130,12 +131,9 @@ class TorchAttention(PagedAttention):
             )
 
     def _seen(self, inputs: StepInputs, kind: int) -> tuple[IntArray, IntArray]:
-        """Return [S], the first block that each sequence's window needs, and [S], the tokens from there on."""
-        window = self.layout.windows[kind]
-        if window is None:
-            return np.zeros_like(inputs.contexts), inputs.contexts
-        positions = inputs.contexts - inputs.lengths
-        first = np.maximum(positions + 1 - window.seen(positions), 0) // self.block_size
+        """Return [S], the first block that each sequence needs, and [S], the tokens from there on."""
+        needed = self.layout.specs[kind].first_needed(inputs.contexts - inputs.lengths)
+        first = np.maximum(needed, np.zeros_like(inputs.contexts)) // self.block_size
         return first, inputs.contexts - first * self.block_size
 
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from engine_server.modeling.attention.hook import ForwardContext
 from engine_server.modeling.attention.interface import IntArray, StepInputs, UnsupportedModelError
 from engine_server.modeling.loading.probe import Probe
-from engine_server.modeling.memory.cache_layout import LayerShape
+from engine_server.modeling.memory.cache_spec import LayerShape
 
 # Tokens of the forward that records the shape of a head's cache.
 PROBED_TOKENS = 2

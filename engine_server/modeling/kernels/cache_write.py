@@ -4,13 +4,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine_server.modeling.memory import cache_layout
+from engine_server.modeling.memory import quantised
 from engine_server.modeling.memory.cache_layout import Pages
 
 # Elements that one program copies at a time.
 TILE = 4096
-LARGEST = tl.constexpr(cache_layout.LARGEST[cache_layout.FLOAT8])
-SMALLEST = tl.constexpr(cache_layout.SMALLEST)
+LARGEST = tl.constexpr(quantised.LARGEST[quantised.FLOAT8])
+SMALLEST = tl.constexpr(quantised.SMALLEST)
 
 
 def write_cache(keys: Pages, values: Pages, key: Tensor, value: Tensor, slots: Tensor) -> None:

@@ -11,10 +11,9 @@ from engine_server.modeling.attention.hook import ForwardContext
 from engine_server.modeling.attention.interface import IntArray, StepInputs, UnsupportedModelError
 from engine_server.modeling.attention.step_attention import StepAttention
 from engine_server.modeling.loading.refusal import refused_by_name
-from engine_server.modeling.memory.cache_layout import LayerShape
+from engine_server.modeling.memory.cache_spec import FULL, ChunkSpec, LayerShape, WindowSpec, spec_of
 from engine_server.modeling.pending_heads import Heads
 from engine_server.modeling.scoring import Scoring
-from engine_server.modeling.window import Window
 
 
 class Probe(StepAttention):
@@ -37,9 +36,9 @@ class Probe(StepAttention):
         self.calls[layer] += 1
         self.causal.add(scoring.causal)
         source = self._own.setdefault((key.data_ptr(), value.data_ptr()), (layer, key, value))[0]
-        self.shapes[layer] = LayerShape(
-            key.shape[1], key.shape[2], value.shape[2], scoring.window, None if source == layer else source
-        )
+        read = None if source == layer else source
+        spec = spec_of(scoring.window)
+        self.shapes[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2], spec, read)
         self.alibi = self.alibi or scoring.alibi is not None
         return super().attend(layer, heads, scoring)
 
@@ -85,15 +84,15 @@ def probe(
         )
     shapes = [] if encoder else [seen.shapes[layer] for layer in range(layers)]
     sliding, chunk = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
-    windows = {
-        "full_attention": None,
-        "sliding_attention": sliding and Window(sliding),
-        "chunked_attention": chunk and Window(chunk, chunked=True),
+    specs = {
+        "full_attention": FULL,
+        "sliding_attention": FULL if sliding is None else WindowSpec(sliding),
+        "chunked_attention": FULL if chunk is None else ChunkSpec(chunk),
     }
     for layer, kind in enumerate((getattr(config, "layer_types", None) or [])[: len(shapes)]):
-        if kind not in windows or windows[kind] != shapes[layer].window:
+        if kind not in specs or specs[kind] != shapes[layer].spec:
             raise UnsupportedModelError(
-                f"layer {layer} of {name} is of type {kind}, but attends with {shapes[layer].window or 'no window'}; "
+                f"layer {layer} of {name} is of type {kind}, but attends with {shapes[layer].spec}; "
                 "it would be computed wrongly"
             )
     if not seen.alibi and torch.equal(output, compute(Probe(), positions[::-1].copy())):

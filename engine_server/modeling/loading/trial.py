@@ -50,7 +50,7 @@ from engine_server.modeling.loading.replacements import (
 )
 from engine_server.modeling.loading.router_forms import form_of, fuse_routers, is_router
 from engine_server.modeling.loading.sample import WINDOW, shortened_settings
-from engine_server.modeling.window import Window
+from engine_server.modeling.memory.cache_spec import WindowSpec
 
 # More than two windows of the copy.
 NUM_TOKENS = 8
@@ -207,7 +207,7 @@ class Trial:
             return
         equal = torch.allclose(found, original, rtol=1e-3, atol=1e-3 * original.std().item())
         if not equal or (
-            has_one_window(copy) and {shape.window for shape in seen.shapes.values()} != {Window(WINDOW)}
+            has_one_window(copy) and {shape.spec for shape in seen.shapes.values()} != {WindowSpec(WINDOW)}
         ):
             windows = " or ".join(shortened_settings(copy.config.get_text_config()))
             where = f" beyond its {windows}" if windows else ""

@@ -7,29 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine_server.modeling.window import Window
-
-FLOAT8, INT8 = torch.float8_e4m3fn, torch.int8
-# The dtypes of a quantised cache, which keeps a float32 scale for each head of each token beside, and the largest
-# magnitude of each.
-LARGEST = {FLOAT8: torch.finfo(FLOAT8).max, INT8: 127.0}
-# The magnitude below which a row counts as zero.
-SMALLEST = 1e-30
+from engine_server.modeling.memory.cache_spec import FULL, CacheSpec, LayerShape, whole_kind
+from engine_server.modeling.memory.quantised import LARGEST
 
 # Allocates zeros on a device: `Device.zeros`.
 Zeros = Callable[[Sequence[int], torch.dtype], Tensor]
-
-
-class LayerShape(NamedTuple):
-    """Shape of what one attention layer keeps of each token."""
-
-    kv_heads: int
-    key_dim: int
-    value_dim: int
-    # Only the tokens of the window are visible.
-    window: Window | None = None
-    # The earlier layer whose K and V this one reads; None: it has its own.
-    source: int | None = None
 
 
 class Pages(NamedTuple):
@@ -44,15 +26,16 @@ class Pages(NamedTuple):
 class Layout(NamedTuple):
     """The tensors of the cache, and the tensor that each layer uses.
 
-    Kinds of attention whose layers have the same shapes, in the same numbers, take their blocks from one pool. A block
-    belongs to one kind at a time, so the n-th layers of these kinds share a tensor, which has the blocks of their pool.
+    Kinds whose units hold the same, and whose layers have the same shapes in the same numbers, take their units from
+    one pool. A unit belongs to one kind at a time, so the n-th layers of these kinds share a tensor, which has the
+    units of their pool.
     """
 
-    # Window of each kind of attention.
-    windows: list[Window | None]
+    # Spec of each kind.
+    specs: list[CacheSpec]
     # Number of each kind's pool. Pools are numbered in the order of their first kinds.
     pools: list[int]
-    # Index into `windows` of each layer.
+    # Index into `specs` of each layer.
     kinds: list[int]
     # Index into `shapes` of each layer.
     tensors: list[int]
@@ -66,24 +49,32 @@ class Layout(NamedTuple):
         return len(set(self.pools))
 
     @property
+    def whole_kind(self) -> int | None:
+        """The kind that keeps the whole context, if there is one."""
+        return whole_kind(self.specs)
+
+    @property
+    def tensor_kinds(self) -> list[int]:
+        """One of the kinds that use each tensor."""
+        kinds = dict(zip(self.tensors, self.kinds, strict=True))
+        return [kinds[tensor] for tensor in range(len(self.shapes))]
+
+    @property
     def tensor_pools(self) -> list[int]:
         """The number of each tensor's pool."""
-        pools = {tensor: self.pools[kind] for kind, tensor in zip(self.kinds, self.tensors, strict=True)}
-        return [pools[tensor] for tensor in range(len(self.shapes))]
+        return [self.pools[kind] for kind in self.tensor_kinds]
 
-    def block_bytes(self, block_size: int, dtype: torch.dtype) -> list[int]:
-        """Return the bytes of a block of each pool: `block_size` tokens in all its tensors, K and V."""
-        scales = 2 * torch.float32.itemsize if dtype in LARGEST else 0
+    def unit_bytes(self, block_size: int, dtype: torch.dtype) -> list[int]:
+        """Return the bytes of a unit of each pool in all its tensors."""
         sizes = [0] * self.num_pools
-        for pool, shape in zip(self.tensor_pools, self.shapes, strict=True):
-            dims = shape.key_dim + shape.value_dim
-            sizes[pool] += block_size * shape.kv_heads * (dims * dtype.itemsize + scales)
+        for kind, shape in zip(self.tensor_kinds, self.shapes, strict=True):
+            sizes[self.pools[kind]] += self.specs[kind].unit_bytes(shape, block_size, dtype)
         return sizes
 
     def token_bytes(self, dtype: torch.dtype) -> int:
-        """Return the bytes of a token in all layers, K and V."""
-        sizes = self.block_bytes(1, dtype)
-        return sum(sizes[pool] for pool in self.pools)
+        """Return the bytes by which another token lengthens what all layers keep."""
+        one, two = (self.unit_bytes(block_size, dtype) for block_size in (1, 2))
+        return sum(two[pool] - one[pool] for pool in self.pools)
 
     def allocate(
         self,
@@ -109,31 +100,19 @@ class Layout(NamedTuple):
         return keys, [pages(pool, shape.kv_heads, shape.value_dim) for pool, shape in tensors]
 
 
-def quantised(given: Tensor, dtype: torch.dtype = FLOAT8) -> tuple[Tensor, Tensor]:
-    """Return `given` [..., dim] in FLOAT8 or INT8 and its scales, float32 [..., 1].
-
-    Each row is divided by its scale, which makes its largest magnitude that of the dtype.
-    """
-    scales = given.abs().amax(-1, keepdim=True).float().clamp(min=SMALLEST) / LARGEST[dtype]
-    scaled = given / scales
-    return (scaled if dtype.is_floating_point else scaled.round_()).to(dtype), scales
-
-
 def lay_out(layers: Sequence[LayerShape], longest: int) -> Layout:
-    """Return the layout for `layers`, in order. A window that covers a request of `longest` tokens counts as none."""
-    layers = [
-        layer._replace(window=None) if layer.window and layer.window.size >= longest else layer
-        for layer in layers
-    ]
-    windows = list(dict.fromkeys(layer.window for layer in layers))
-    kinds = [windows.index(layer.window) for layer in layers]
+    """Return the layout for `layers`, in order, whose requests have at most `longest` tokens."""
+    layers = [layer._replace(spec=layer.spec.limited_to(longest)) for layer in layers]
+    specs = list(dict.fromkeys(layer.spec for layer in layers))
+    kinds = [specs.index(layer.spec) for layer in layers]
     # By kind: how many layers of each shape have K and V of their own.
-    numbers: list[Counter[LayerShape]] = [Counter() for _ in windows]
+    numbers: list[Counter[LayerShape]] = [Counter() for _ in specs]
     for kind, layer in zip(kinds, layers, strict=True):
         if layer.source is None:
-            numbers[kind][layer._replace(window=None)] += 1
-    distinct = [own for kind, own in enumerate(numbers) if own not in numbers[:kind]]
-    pools = [distinct.index(own) for own in numbers]
+            numbers[kind][layer._replace(spec=FULL)] += 1
+    contents = [(spec.unit, own) for spec, own in zip(specs, numbers, strict=True)]
+    distinct = [own for kind, own in enumerate(contents) if own not in contents[:kind]]
+    pools = [distinct.index(own) for own in contents]
     tensors: dict[tuple[int, LayerShape, int], int] = {}
     uses: list[int] = []
     seen: Counter[LayerShape] = Counter()
@@ -141,8 +120,8 @@ def lay_out(layers: Sequence[LayerShape], longest: int) -> Layout:
         if layer.source is not None:
             uses.append(uses[layer.source])
             continue
-        number = (pools[kind], layer._replace(window=None), seen[layer])
+        number = (pools[kind], layer._replace(spec=FULL), seen[layer])
         uses.append(tensors.setdefault(number, len(tensors)))
         seen[layer] += 1
     readers = frozenset(number for number, layer in enumerate(layers) if layer.source is not None)
-    return Layout(windows, pools, kinds, uses, [shape for _, shape, _ in tensors], readers)
+    return Layout(specs, pools, kinds, uses, [shape for _, shape, _ in tensors], readers)

@@ -8,12 +8,14 @@ import torch
 from engine_server.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine_server.contract.memory_shortage import MemoryShortage
 from engine_server.modeling.device import Device
-from engine_server.modeling.memory.cache_layout import FLOAT8, INT8, Layout
+from engine_server.modeling.memory.cache_layout import Layout
+from engine_server.modeling.memory.cache_spec import CacheSpec
 from engine_server.modeling.memory.memory_ledger import MemoryLedger
+from engine_server.modeling.memory.quantised import FLOAT8, INT8
 
 # The dtypes of a quantised cache by the setting's values.
 QUANTISED = {"fp8": FLOAT8, "fp8_e4m3": FLOAT8, "int8": INT8}
-# A pool for windows alone has a block for cached prefixes for each four with the whole context.
+# A pool of limited size has a unit for cached prefixes for each four blocks of the whole context.
 CACHED_SHARE = 4
 
 
@@ -30,25 +32,29 @@ def cache_dtype(config: CacheConfig, computing: torch.dtype, platform: Device) -
 
 
 def pool_sizes(cache: CacheConfig, scheduling: SchedulerConfig, layout: Layout, count: int) -> list[int]:
-    """Return the number of blocks of each pool if kinds without a window have `count`.
+    """Return the number of units of each pool if a kind that keeps the whole context has `count`, or else every kind.
 
-    A pool for windows alone has the blocks that `max_num_seqs` requests need at once, and some for cached prefixes. It
-    has no more blocks, and takes no more memory, than the whole context, so that long requests don't find their memory
-    reserved for others' windows; but it holds the windows of one request.
+    A pool whose kinds keep less has the units that `max_num_seqs` requests need at once, and some for cached prefixes.
+    It has no more units, and takes no more memory, than the whole context, so that long requests don't find their
+    memory reserved for others; but it holds what one request needs.
     """
-    step = -(-scheduling.max_num_batched_tokens // cache.block_size)
-    block = layout.block_bytes(cache.block_size, torch.bfloat16)
+
+    def most_units(specs: list[CacheSpec], rows: int) -> int:
+        return sum(
+            spec.most_units(rows, scheduling.max_num_batched_tokens, cache.block_size) for spec in specs
+        )
+
+    unit = layout.unit_bytes(cache.block_size, torch.bfloat16)
     sizes = []
     for pool in range(layout.num_pools):
-        windows = [window for window, own in zip(layout.windows, layout.pools, strict=True) if own == pool]
-        size = most = count * len(windows)
-        if None in layout.windows and None not in windows:
-            spans = [window.num_blocks(cache.block_size) for window in windows if window is not None]
-            size = sum(scheduling.max_num_seqs * span + step for span in spans)
+        specs = [spec for spec, own in zip(layout.specs, layout.pools, strict=True) if own == pool]
+        size = most = count * len(specs)
+        if layout.whole_kind is not None:
+            size = most_units(specs, scheduling.max_num_seqs)
             if cache.enable_prefix_caching:
                 size += most // CACHED_SHARE
-            whole = block[layout.pools[layout.windows.index(None)]]
-            size = max(min(size, count * whole // block[pool]), sum(span + step for span in spans))
+            memory = count * unit[layout.pools[layout.whole_kind]]
+            size = max(min(size, memory // unit[pool]), most_units(specs, rows=1))
         sizes.append(min(size, most))
     return sizes
 
@@ -56,7 +62,7 @@ def pool_sizes(cache: CacheConfig, scheduling: SchedulerConfig, layout: Layout, 
 def num_blocks(
     config: EngineConfig, layouts: Sequence[tuple[Layout, torch.dtype]], ledger: MemoryLedger, longest: int
 ) -> int:
-    """Return how many blocks fit for each kind of attention without a window, or for every kind if all have windows.
+    """Return how many blocks fit for the kind that keeps the whole context, or for every kind if none does.
 
     It is 0 for layers without a cache.
 
@@ -67,7 +73,7 @@ def num_blocks(
     target, cache, platform = layouts[0][0], config.cache_config, ledger.platform
     if not target.shapes:
         return 0
-    by_layout = [layout.block_bytes(cache.block_size, dtype) for layout, dtype in layouts]
+    by_layout = [layout.unit_bytes(cache.block_size, dtype) for layout, dtype in layouts]
     block = [sum(sizes) for sizes in zip(*by_layout, strict=True)]
 
     def size(count: int) -> int:

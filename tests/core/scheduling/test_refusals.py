@@ -8,6 +8,7 @@ from engine_server.core.cache.block_pool import BlockPool, Key
 from engine_server.core.cache.block_table import BlockTable
 from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.core.scheduling.scheduler import Scheduler
+from engine_server.modeling.memory.cache_spec import FULL
 from engine_server.requests.sampling_params import SamplingParams
 
 
@@ -29,7 +30,7 @@ def refused_prompt(chunked: bool, budget: int) -> tuple[Scheduler, CountingPool]
     """Return a scheduler in which a cached prompt of 36 tokens waits because another request runs."""
     pool = CountingPool(10)
     config = SchedulerConfig(max_num_batched_tokens=budget, max_num_seqs=4, enable_chunked_prefill=chunked)
-    table = BlockTable([pool], 4, LONGEST, BLOCK, [None])
+    table = BlockTable([pool], 4, LONGEST, BLOCK, [FULL])
     scheduler = Scheduler(config, table, [EOS], True, lambda block_ids: None)
     scheduler.add(request("cached", 36, 1))
     run(scheduler, scheduler.schedule())
