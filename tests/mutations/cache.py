@@ -70,8 +70,8 @@ FAULTS = (
     Fault(
         "a prefix is cached before other requests can read all that is kept of it",
         TABLE,
-        "min(count, readable)",
-        "count",
+        "end = min(count, spec.readable(computed, num_tokens) // self.block_size)",
+        "end = count",
         STATE_SPEC,
     ),
 )

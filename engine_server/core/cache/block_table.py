@@ -55,8 +55,9 @@ class BlockTable:
         self._unchanged_until = [0] * rows
         # By row: the number of blocks that were cached when it was opened.
         self._found = [0] * rows
-        # By kind and row: the number of columns whose blocks are published, or never will be.
+        # By kind and row: the number of columns whose blocks are published, or never will be; and the least of a row.
         self._published = [[0] * rows for _ in self.specs]
+        self._num_published = [0] * rows
         self._free_rows = list(range(rows - 1, -1, -1))
         # By kind and row: the first column whose block is new since the last `take_changes`.
         self._changed_from: dict[tuple[int, int], int] = {}
@@ -124,7 +125,7 @@ class BlockTable:
         count, missing = cached // self.block_size, []
         for kind, spec in enumerate(self.specs):
             held = range(self._first_column(spec, cached), count)
-            new = len(self._new_columns(spec, count, num_tokens, total))
+            new = len(spec.new_columns(count, num_tokens, total, self.block_size))
             missing.append(new + self.pool_of[kind].num_free_of((kind, hashes[column]) for column in held))
         return missing
 
@@ -145,7 +146,7 @@ class BlockTable:
             self._columns[kind][row] = columns
             self._changed_from[kind, row] = columns.start
             self._published[kind][row] = count
-        self._found[row] = count
+        self._found[row] = self._num_published[row] = count
         return row
 
     def grow(self, row: int, computed: int, num_tokens: int, total: int) -> bool:
@@ -159,7 +160,7 @@ class BlockTable:
         for kind, spec in self._releasing:
             self._release_before(kind, row, self._first_column(spec, computed))
         added = [
-            self._new_columns(spec, columns[row].stop, num_tokens, total)
+            spec.new_columns(columns[row].stop, num_tokens, total, self.block_size)
             for spec, columns in zip(self.specs, self._columns, strict=True)
         ]
         if not self.has_free([len(new) for new in added]):
@@ -178,12 +179,12 @@ class BlockTable:
 
     def num_published(self, row: int) -> int:
         """Return the number of a row's first columns whose blocks were cached at its opening, or published."""
-        return min([published[row] for published in self._published], default=0)
+        return self._num_published[row]
 
     def steady_until(self, row: int, publishes: bool) -> int:
         """Return the number of tokens up to which no block of a row is taken, released or, if any are, published."""
         unchanged = self._unchanged_until[row]
-        return min(unchanged, (self.num_published(row) + 1) * self.block_size) if publishes else unchanged
+        return min(unchanged, (self._num_published[row] + 1) * self.block_size) if publishes else unchanged
 
     def take_changes(self) -> npt.NDArray[np.int32]:
         """Return the cells of open rows that changed since the last call, [4, n]: kind, row, column and block id."""
@@ -204,17 +205,17 @@ class BlockTable:
         The step computes the tokens from `computed` to `num_tokens`. Blocks that others may only read later are
         published by a later call.
         """
+        least = count
         for kind, spec in enumerate(self.specs):
-            published, readable = (
-                self._published[kind],
-                spec.readable(computed, num_tokens) // self.block_size,
-            )
-            for column in range(published[row], min(count, readable)):
-                if (
-                    column in self._columns[kind][row]
-                ):  # it may have been released before its tokens were known
+            columns, published = self._columns[kind][row], self._published[kind]
+            end = min(count, spec.readable(computed, num_tokens) // self.block_size)
+            for column in range(published[row], end):
+                if column in columns:  # it may have been released before its tokens were known
                     self.pool_of[kind].publish(int(self.ids[kind, row, column]), (kind, hashes[column]))
                 published[row] = column + 1
+            if published[row] < least:
+                least = published[row]
+        self._num_published[row] = least
 
     def close(self, row: int, computed: int) -> list[list[int]]:
         """Release a row and its blocks, and return the blocks of each pool that became blank.
@@ -285,11 +286,6 @@ class BlockTable:
     def _first_column(self, spec: CacheSpec, position: int) -> int:
         """Return the first column that the token at a position needs."""
         return max(0, spec.first_needed(position) // self.block_size)
-
-    def _new_columns(self, spec: CacheSpec, end: int, num_tokens: int, total: int) -> range:
-        """Return the columns from column `end` on of which a step up to `num_tokens` tokens needs the blocks."""
-        stored = spec.stored(num_tokens, total)
-        return range(max(end, stored.start // self.block_size), self._num_blocks(stored.stop))
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

@@ -48,11 +48,10 @@ class CacheSpec(ABC):
         """Return the first position whose token needs no unit of the tokens before `position`."""
 
     @abstractmethod
-    def stored(self, num_tokens: int, total: int) -> range:
-        """Return the tokens whose units a step stores to when it computes a row up to `num_tokens`.
+    def new_columns(self, end: int, num_tokens: int, total: int, block_size: int) -> range:
+        """Return the columns from `end` on that get a unit for a step that computes a row up to `num_tokens`.
 
-        total: the row's known tokens. Units for all of them may be taken at once, so that a prompt that has begun can
-        be finished.
+        total: the row's known tokens. All may get their units at once, so that a prompt that has begun can be finished.
         """
 
     @abstractmethod
@@ -102,8 +101,8 @@ class FullSpec(BlockSpec):
     def passed_at(self, position: int) -> int:
         return UNLIMITED
 
-    def stored(self, num_tokens: int, total: int) -> range:
-        return range(total)
+    def new_columns(self, end: int, num_tokens: int, total: int, block_size: int) -> range:
+        return range(end, -(-total // block_size))
 
     def most_units(self, rows: int, num_tokens: int, block_size: int) -> int:
         return UNLIMITED
@@ -121,8 +120,8 @@ class LocalSpec(BlockSpec):
     def limited_to(self, longest: int) -> CacheSpec:
         return FULL if self.size >= longest else self
 
-    def stored(self, num_tokens: int, total: int) -> range:
-        return range(num_tokens)
+    def new_columns(self, end: int, num_tokens: int, total: int, block_size: int) -> range:
+        return range(end, -(-num_tokens // block_size))
 
     def most_units(self, rows: int, num_tokens: int, block_size: int) -> int:
         # What one token sees may begin and end within a block.

@@ -40,8 +40,8 @@ class StateSpec(CacheSpec):
     def passed_at(self, position: int) -> int:
         return position + 1
 
-    def stored(self, num_tokens: int, total: int) -> range:
-        return range(num_tokens - 1, num_tokens)
+    def new_columns(self, end: int, num_tokens: int, total: int, block_size: int) -> range:
+        return range(max(end, (num_tokens - 1) // block_size), -(-num_tokens // block_size))
 
     def readable(self, computed: int, num_tokens: int) -> int:
         return computed  # rows of a step cannot read what others store in it
