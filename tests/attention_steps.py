@@ -10,7 +10,7 @@ from torch import Tensor
 from engine_server.modeling.attention.interface import StepInputs
 from engine_server.modeling.attention.paged_attention import PagedAttention
 from engine_server.modeling.memory.cache_layout import Layout, lay_out
-from engine_server.modeling.memory.cache_spec import LayerShape
+from engine_server.modeling.memory.cache_spec import LayerShape, spec_of
 from engine_server.modeling.pending_heads import Heads, PendingHeads, PendingNorm, PendingRotation
 from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.modeling.scoring import Scoring
@@ -70,7 +70,7 @@ class LayerSteps:
     def __init__(self, make: Make, window: Window | None, shared: bool, pending: str) -> None:
         """shared: the layer reads the K and V that an earlier layer, which has nothing pending, has written."""
         torch.manual_seed(0)
-        own = LayerShape(KV_HEADS, DIM, DIM, window)
+        own = LayerShape(KV_HEADS, DIM, DIM, spec_of(window))
         layout = lay_out([own, own._replace(source=0)] if shared else [own], LONGEST)
         platform, blocks = CpuPlatform(), 3 * LONGEST // BLOCK_SIZE
         self._backend = make(layout, blocks, platform)
