@@ -41,12 +41,21 @@ def read_sections(file: Path) -> dict[str, str]:
     return {name: body for name, _, body in parts}
 
 
-def describe_passes(architecture: Architecture, platform: Platform) -> str:
-    """Return the report of each pass that examined something, and the number of forwards that it took to verify."""
+def architecture_named(name: str) -> Architecture:
+    return next(one for one in ARCHITECTURES if one.name == name)
+
+
+def build(architecture: Architecture) -> Any:
+    """Return a model on the meta device, as the passes find it."""
     kind = getattr(transformers, architecture.model)
     config = kind.config_class(**SIZES | architecture.settings)
     with torch.device("meta"):
-        model = kind._from_config(config, attn_implementation=implementation_for(config))
+        return kind._from_config(config, attn_implementation=implementation_for(config))
+
+
+def describe_passes(architecture: Architecture, platform: Platform) -> str:
+    """Return the report of each pass that examined something, and the number of forwards that it took to verify."""
+    model = build(architecture)
     forwards: list[type] = []
 
     def record(counted: type, module: nn.Module, inputs: Any) -> None:

@@ -43,7 +43,7 @@ def fuse_mlps(model: nn.Module, verified: frozenset[type]) -> PassReport:
             elif not alike([mlp.get_submodule("gate_proj"), mlp.get_submodule("up_proj")]):
                 tally.left(type(mlp), "projections of different kinds")
             else:
-                tally.replaced(type(mlp), "GatedMLP")
+                tally.replaced(type(mlp), "GatedMLP", type(mlp))
                 setattr(parent, name, GatedMLP(mlp))
     return tally.report()
 

@@ -20,6 +20,7 @@ from engine_server.modeling.loading.fusion import fuse_mlps, fuse_projections
 from engine_server.modeling.loading.invariance import check_modules
 from engine_server.modeling.loading.replacements import (
     Choices,
+    defer_rotations,
     replace_activations,
     replace_gates,
     replace_layer_norms,
@@ -90,7 +91,8 @@ def replace_modules(model: PreTrainedModel, plan: LoadPlan) -> list[PassReport]:
         replace_layer_norms(model, kernels, choices.layer_norms),
         replace_gates(model, choices.gates),
         replace_activations(model, choices.activations),
-        replace_rotations(model, choices.rotations, choices.deferred),
+        replace_rotations(model, choices.rotations),
+        defer_rotations(model, choices.deferred),
         replace_layers(model, choices.layers),
         replace_ropes(model, plan.platform),
         check_sums(model, plan),

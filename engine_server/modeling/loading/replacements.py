@@ -3,7 +3,7 @@
 A class gets a kernel only if `Choices` has one for it, found and verified on a two-layer copy of the model.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from inspect import signature
 from types import FunctionType
@@ -74,13 +74,13 @@ def replace_norms(model: nn.Module, kernels: KernelSet, offsets: Mapping[type, f
         for name, norm in parent.named_children():
             if is_unweighted_norm(norm) and type(norm) in offsets:
                 setattr(parent, name, UnweightedRMSNorm(kernels, eps_of(norm)))
-                tally.replaced(type(norm), "UnweightedRMSNorm")
+                tally.replaced(type(norm), "UnweightedRMSNorm", type(norm))
             elif not is_norm(norm):
                 continue
             elif type(norm) in offsets:
                 fused = FusedRMSNorm(kernels, norm.get_parameter("weight"), eps_of(norm), offsets[type(norm)])
                 setattr(parent, name, fused)
-                tally.replaced(type(norm), "FusedRMSNorm")
+                tally.replaced(type(norm), "FusedRMSNorm", type(norm))
             else:
                 tally.left(type(norm), "computes something else")
     return tally.report()
@@ -114,7 +114,7 @@ def replace_layer_norms(model: nn.Module, kernels: KernelSet, verified: frozense
         for name, norm in parent.named_children():
             if is_layer_norm(norm) and type(norm) in verified:
                 setattr(parent, name, fused_layer_norm(norm, kernels))
-                tally.replaced(type(norm), "FusedLayerNorm")
+                tally.replaced(type(norm), "FusedLayerNorm", type(norm))
     return tally.report()
 
 
@@ -145,7 +145,7 @@ def replace_gates(model: nn.Module, gates: Mapping[GateKind, Gate]) -> PassRepor
             continue
         if kind in gates:
             module._apply_gate = gates[kind]  # type: ignore[assignment]
-            tally.replaced(original_class(module), "a gate kernel")
+            tally.replaced(original_class(module), "a gate kernel", kind)
         else:
             tally.left(original_class(module), f"{kind[1].__name__} has no kernel")
     return tally.report()
@@ -163,19 +163,23 @@ def replace_activations(
 ) -> PassReport:
     """Replace activations that no kernel of a gate includes."""
     tally = Tally("activations")
-    for parent in list(model.modules()):
-        if "_apply_gate" in vars(parent):
-            continue
-        for name, child in parent.named_children():
-            if not is_activation(child):
-                continue
-            kernel = activations.get(activation_kind(child))
-            if kernel is None:
-                tally.left(type(child), "no kernel computes it")
-            else:
-                setattr(parent, name, Activation(kernel))
-                tally.replaced(type(child), "Activation")
+    for parent, name, child in list(activation_sites(model)):
+        kind = activation_kind(child)
+        if kind in activations:
+            setattr(parent, name, Activation(activations[kind]))
+            tally.replaced(type(child), "Activation", kind)
+        else:
+            tally.left(type(child), "no kernel computes it")
     return tally.report()
+
+
+def activation_sites(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+    """Yield parent, name and module of each activation that no kernel of a gate includes."""
+    for parent in model.modules():
+        if "_apply_gate" not in vars(parent):
+            yield from (
+                (parent, name, child) for name, child in parent.named_children() if is_activation(child)
+            )
 
 
 def is_activation(module: nn.Module) -> bool:
@@ -192,13 +196,8 @@ def activation_kind(module: nn.Module) -> ActivationKind:
     return type(module), module.extra_repr()
 
 
-def replace_rotations(
-    model: nn.Module, rotations: Mapping[Any, ChosenRotation], deferred: frozenset[Any]
-) -> PassReport:
-    """Replace attention's forward by a copy in which the rotation's name refers to our kernel.
-
-    Those of `deferred` functions are left to the attention backend, and so are the norms of heads before them.
-    """
+def replace_rotations(model: nn.Module, rotations: Mapping[Any, ChosenRotation]) -> PassReport:
+    """Replace attention's forward by a copy in which the rotation's name refers to our kernel."""
     tally = Tally("rotations")
     classes: dict[type, Any] = {}
     for module in model.modules():
@@ -206,20 +205,35 @@ def replace_rotations(
         if original is None:
             continue
         if original in rotations:
-            rotation = rotations[original]
-            if original in deferred:
-                tally.replaced(original_class(module), "a rotation with the cache's write")
-                rotation = rotation.deferring()
-                defer_head_norms(module)
-            else:
-                tally.replaced(original_class(module), "a rotation kernel")
-            if type(module) not in classes:
-                forward = with_global(type(module).forward, ROTATION, rotation)
-                classes[type(module)] = class_with_forward(module, forward)
-            module.__class__ = classes[type(module)]
+            tally.replaced(original_class(module), "a rotation kernel", original)
+            set_rotation(module, rotations[original], classes)
         else:
             tally.left(original_class(module), "no kernel rotates as it does")
     return tally.report()
+
+
+def defer_rotations(model: nn.Module, deferred: frozenset[Any]) -> PassReport:
+    """Leave the rotations by a kernel, and the norms of heads before them, to the attention backend.
+
+    deferred: the original functions of these rotations.
+    """
+    tally = Tally("deferred rotations")
+    classes: dict[type, Any] = {}
+    for module in model.modules():
+        rotation = rotation_in(module)
+        if isinstance(rotation, ChosenRotation) and rotation.original in deferred:
+            tally.replaced(original_class(module), "a rotation with the cache's write", rotation.original)
+            set_rotation(module, rotation.deferring(), classes)
+            defer_head_norms(module)
+    return tally.report()
+
+
+def set_rotation(module: nn.Module, rotation: ChosenRotation, classes: dict[type, Any]) -> None:
+    """Make a module rotate by `rotation`. classes: those that were made of others for the same rotation."""
+    if type(module) not in classes:
+        forward = with_global(type(module).forward, ROTATION, rotation)
+        classes[type(module)] = class_with_forward(module, forward)
+    module.__class__ = classes[type(module)]
 
 
 def defer_head_norms(attention: nn.Module) -> None:
@@ -233,12 +247,18 @@ def defer_head_norms(attention: nn.Module) -> None:
 
 
 def rotation_of(module: nn.Module) -> Callable[..., Any] | None:
-    """Return the function by which a module's forward rotates queries and keys."""
+    """Return the model's own function by which a module's forward rotates queries and keys."""
+    found = rotation_in(module)
+    return None if isinstance(found, ChosenRotation) else found
+
+
+def rotation_in(module: nn.Module) -> Callable[..., Any] | None:
+    """Return the function by which a module's forward rotates queries and keys, the model's own or ours."""
     forward = type(module).forward
     if not isinstance(forward, FunctionType) or ROTATION not in forward.__code__.co_names:
         return None
     found: Callable[..., Any] | None = forward.__globals__.get(ROTATION)
-    return None if isinstance(found, ChosenRotation) else found
+    return found
 
 
 def with_global(function: Any, name: str, value: object) -> Any:
@@ -327,7 +347,7 @@ def replace_layers(model: nn.Module, verified: frozenset[type]) -> PassReport:
         if not is_layer(module):
             continue
         if type(module) in verified:
-            tally.replaced(type(module), "fused_layer")
+            tally.replaced(type(module), "fused_layer", type(module))
             if type(module) not in classes:
                 classes[type(module)] = class_with_forward(module, fused_layer)
                 classes[type(module)].add_residual = torch.add

@@ -27,7 +27,7 @@ def fuse_routers(
         form = forms.get(original_class(module))
         if form is not None:
             assert choose is not None
-            tally.replaced(original_class(module), "FusedRouter")
+            tally.replaced(original_class(module), "FusedRouter", original_class(module))
             fuse_router(module, form, choose, layout)
     return tally.report()
 

@@ -32,10 +32,11 @@ from engine_server.modeling.loading.replacements import (
     Choices,
     GateKind,
     activation_kind,
+    activation_sites,
+    defer_rotations,
     eps_of,
     fused_layer_norm,
     gate_kind,
-    is_activation,
     is_layer,
     is_layer_norm,
     is_norm,
@@ -48,6 +49,7 @@ from engine_server.modeling.loading.replacements import (
     replace_rotations,
     rotation_of,
 )
+from engine_server.modeling.loading.report import PassReport
 from engine_server.modeling.loading.router_forms import form_of, fuse_routers, is_router
 from engine_server.modeling.loading.sample import WINDOW, shortened_settings
 from engine_server.modeling.memory.cache_spec import WindowSpec
@@ -73,9 +75,9 @@ class Trial:
 
     def choose(self) -> Choices:
         """Return the possible replacements, found one kind after another."""
-        choices = Choices()
+        # Verified on samples of their own: those of the copy have no weights.
+        choices = Choices(experts=self._experts())
         steps: tuple[tuple[str, Callable[[Choices], Any]], ...] = (
-            ("experts", self._experts),
             ("routers", self._routers),
             ("mlps", self._mlps),
             ("norms", self._norms),
@@ -88,13 +90,24 @@ class Trial:
         )
         for name, find in steps:
             found = replace(choices, **{name: find(choices)})
-            if found == choices or self._agrees(found):
+            if found == choices:
+                continue
+            lacking = self._lacking(name, found)
+            if lacking:
+                logger.error("no %s are replaced: in the two-layer copy none is of %s", name, lacking)
+            elif self._agrees(found):
                 choices = found
             else:
                 logger.warning("no %s are replaced: it would change the output of the two-layer copy", name)
         return choices
 
-    def _experts(self, choices: Choices) -> dict[type, type[GatedExperts]]:
+    def _lacking(self, name: str, choices: Choices) -> str:
+        """Return the names of the classes or functions whose choice replaces nothing in the copy."""
+        _, reports = self._copy(choices)
+        lacking = set(getattr(choices, name)) - reports[name].applied
+        return ", ".join(sorted(map(name_of_choice, lacking)))
+
+    def _experts(self) -> dict[type, type[GatedExperts]]:
         experts = {original_class(module): module for module in self._plain.modules() if has_experts(module)}
         found = {
             kind: class_for(module, self.kernels.experts, self.device) for kind, module in experts.items()
@@ -131,14 +144,14 @@ class Trial:
         return frozenset(kind for kind, norm in norms.items() if is_same_layer_norm(norm, self.kernels))
 
     def _activations(self, choices: Choices) -> dict[ActivationKind, Activation]:
-        modules = {activation_kind(one): one for one in self._plain.modules() if is_activation(one)}
+        modules = {activation_kind(one): one for _, _, one in activation_sites(self._copy(choices)[0])}
         found = {
             kind: kernel_of_activation(module, self.kernels, self.device) for kind, module in modules.items()
         }
         return {kind: activation for kind, activation in found.items() if activation is not None}
 
     def _gates(self, choices: Choices) -> dict[GateKind, Gate]:
-        modules = {gate_kind(module): module for module in self._copy(choices).modules()}
+        modules = {gate_kind(module): module for module in self._copy(choices)[0].modules()}
         found = {
             kind: kernel_of_gate(module, self.kernels, self.device)
             for kind, module in modules.items()
@@ -149,7 +162,10 @@ class Trial:
     def _rotations(self, choices: Choices) -> dict[Any, ChosenRotation]:
         originals = {rotation_of(module) for module in self._plain.modules()} - {None}
         found = {original: ChosenRotation(self.kernels, original) for original in originals if original}
-        self._agrees(replace(choices, rotations=found))  # each chooses its kernel at its first call
+        tried = replace(choices, rotations=found)
+        if not found or self._lacking("rotations", tried):
+            return found
+        self._agrees(tried)  # each chooses its kernel at its first call
         return {
             original: rotation
             for original, rotation in found.items()
@@ -161,13 +177,13 @@ class Trial:
         return frozenset(one for one in found if self._agrees(replace(choices, deferred=frozenset((one,)))))
 
     def _layers(self, choices: Choices) -> frozenset[type]:
-        kinds = {type(module) for module in self._copy(choices).modules() if is_layer(module)}
+        kinds = {type(module) for module in self._copy(choices)[0].modules() if is_layer(module)}
         return frozenset(kind for kind in kinds if self._agrees(replace(choices, layers=frozenset((kind,)))))
 
     def _agrees(self, choices: Choices) -> bool:
         """Check that the copy's output is the same up to rounding."""
         try:
-            found = self._run(self._copy(choices))
+            found = self._run(self._copy(choices)[0])
         except misfits() as error:
             # Most are of a module with other inputs or outputs, as some models have.
             fails = isinstance(error, RuntimeError) or type(error).__module__.startswith("triton.")
@@ -178,17 +194,20 @@ class Trial:
         scale = self._expected.float().std().item()
         return torch.allclose(found, self._expected, rtol=slack, atol=slack * scale)
 
-    def _copy(self, choices: Choices) -> PreTrainedModel:
+    def _copy(self, choices: Choices) -> tuple[PreTrainedModel, dict[str, PassReport]]:
+        """Return a copy with these choices, and the reports of the passes by kind."""
         copy = deepcopy(self._plain)
-        fuse_routers(copy, self.kernels.choose, choices.routers, as_loaded)
-        fuse_mlps(copy, choices.mlps)
-        replace_norms(copy, self.kernels, choices.norms)
-        replace_layer_norms(copy, self.kernels, choices.layer_norms)
-        replace_gates(copy, choices.gates)
-        replace_activations(copy, choices.activations)
-        replace_rotations(copy, choices.rotations, choices.deferred)
-        replace_layers(copy, choices.layers)
-        return copy
+        return copy, {
+            "routers": fuse_routers(copy, self.kernels.choose, choices.routers, as_loaded),
+            "mlps": fuse_mlps(copy, choices.mlps),
+            "norms": replace_norms(copy, self.kernels, choices.norms),
+            "layer_norms": replace_layer_norms(copy, self.kernels, choices.layer_norms),
+            "gates": replace_gates(copy, choices.gates),
+            "activations": replace_activations(copy, choices.activations),
+            "rotations": replace_rotations(copy, choices.rotations),
+            "deferred": defer_rotations(copy, choices.deferred),
+            "layers": replace_layers(copy, choices.layers),
+        }
 
     def _run(self, copy: PreTrainedModel) -> Tensor:
         """Return the hidden states of some tokens."""
@@ -214,6 +233,13 @@ class Trial:
             raise UnsupportedModelError(
                 f"{type(copy).__name__} does not attend as in transformers{where}; it would be computed wrongly"
             )
+
+
+def name_of_choice(key: object) -> str:
+    """Return the name of the class or function by which a choice is made, without its activation or settings."""
+    named: Any = key[0] if isinstance(key, tuple) else key
+    name: str = named.__name__
+    return name
 
 
 def has_one_window(copy: PreTrainedModel) -> bool:
