@@ -1,36 +1,37 @@
-"""Kinds of replacements that the trial does not apply to its copy."""
+"""Kinds of replacements that are not applied."""
 
 from typing import Any
 
 import pytest
 from pass_reports import architecture_named, build
 
-from engine_server.modeling.loading import trial
 from engine_server.modeling.loading.passes import verified_choices
-from engine_server.modeling.loading.report import PassReport
 from engine_server.modeling.platform.interface import Platform
+from engine_server.modeling.replacements.replacement import Replacement
+from engine_server.modeling.replacements.report import PassReport
 
 
 def assert_left_out_and_named(
-    applier: str,
-    kind: str,
+    kind: Replacement,
     named: str,
     architecture: str,
     platform: Platform,
     patch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Check that a kind is chosen for an architecture, and left out where the trial doesn't apply it.
+    """Check that a kind is chosen for an architecture, and left out where it isn't applied.
 
-    applier: the name of the trial's function. named: the class or function in the error.
+    named: the class or function in the error.
     """
     model = build(architecture_named(architecture))
-    assert getattr(verified_choices(model, platform), kind)
+    assert verified_choices(model, platform)[kind]
 
-    def apply_nothing(*_: Any) -> PassReport:
-        return PassReport(kind, {}, {})
+    apply = Replacement.apply
 
-    patch.setattr(trial, applier, apply_nothing)
-    assert not getattr(verified_choices(model, platform), kind)
-    assert f"no {kind} are replaced: in the two-layer copy none is of {named}" in caplog.messages
+    def apply_others(self: Replacement, *given: Any) -> PassReport:
+        return PassReport(self.name, {}, {}) if self is kind else apply(self, *given)
+
+    patch.setattr(Replacement, "apply", apply_others)
+    assert not verified_choices(model, platform)[kind]
+    assert f"{kind.name}: nothing is replaced, since none of {named} is in the copy" in caplog.messages
     caplog.clear()

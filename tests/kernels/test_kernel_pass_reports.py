@@ -7,6 +7,10 @@ from interpreted import kernel_platform
 from pass_reports import assert_reports_unchanged
 from unapplied import assert_left_out_and_named
 
+from engine_server.modeling.replacements.replacement import Replacement
+from engine_server.modeling.replacements.rotations import DEFERRED_ROTATIONS
+from engine_server.modeling.replacements.routers import ROUTERS
+
 
 @pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's exponentials
@@ -16,15 +20,14 @@ def test_passes_replace_the_recorded_modules(device: torch.device) -> None:
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's exponentials
 @pytest.mark.parametrize(
-    ("applier", "kind", "named", "architecture"),
+    ("kind", "named", "architecture"),
     [
-        ("fuse_routers", "routers", "MixtralTopKRouter", "mixtral"),
-        ("defer_rotations", "deferred", "apply_rotary_pos_emb", "llama"),
+        (ROUTERS, "MixtralTopKRouter", "mixtral"),
+        (DEFERRED_ROTATIONS, "apply_rotary_pos_emb", "llama"),
     ],
 )
-def test_replacement_that_the_trial_does_not_apply_is_left_out_and_named(
-    applier: str,
-    kind: str,
+def test_replacement_that_is_not_applied_is_left_out_and_named(
+    kind: Replacement,
     named: str,
     architecture: str,
     device: torch.device,
@@ -32,4 +35,4 @@ def test_replacement_that_the_trial_does_not_apply_is_left_out_and_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     platform = kernel_platform(device)
-    assert_left_out_and_named(applier, kind, named, architecture, platform, monkeypatch, caplog)
+    assert_left_out_and_named(kind, named, architecture, platform, monkeypatch, caplog)

@@ -7,6 +7,14 @@ from unapplied import assert_left_out_and_named
 
 from engine_server.modeling.platform.cpu import CpuPlatform, NativePlatform
 from engine_server.modeling.platform.interface import Platform
+from engine_server.modeling.replacements.activations import ACTIVATIONS
+from engine_server.modeling.replacements.decoder_layers import DECODER_LAYERS
+from engine_server.modeling.replacements.gates import GATES
+from engine_server.modeling.replacements.layer_norms import LAYER_NORMS
+from engine_server.modeling.replacements.mlps import MLPS
+from engine_server.modeling.replacements.norms import NORMS
+from engine_server.modeling.replacements.replacement import Replacement
+from engine_server.modeling.replacements.rotations import ROTATIONS
 
 platforms = pytest.mark.parametrize(
     ("platform", "name"),
@@ -30,23 +38,22 @@ def test_passes_replace_the_recorded_modules_of_other_architectures(platform: Pl
 
 @needs_kernels
 @pytest.mark.parametrize(
-    ("applier", "kind", "named", "architecture"),
+    ("kind", "named", "architecture"),
     [
-        ("fuse_mlps", "mlps", "LlamaMLP", "llama"),
-        ("replace_norms", "norms", "LlamaRMSNorm", "llama"),
-        ("replace_layer_norms", "layer_norms", "LayerNorm", "gpt2"),
-        ("replace_gates", "gates", "GatedMLP", "llama"),
-        ("replace_activations", "activations", "NewGELUActivation", "gpt2"),
-        ("replace_rotations", "rotations", "apply_rotary_pos_emb", "llama"),
-        ("replace_layers", "layers", "LlamaDecoderLayer", "llama"),
+        (MLPS, "LlamaMLP", "llama"),
+        (NORMS, "LlamaRMSNorm", "llama"),
+        (LAYER_NORMS, "LayerNorm", "gpt2"),
+        (GATES, "GatedMLP", "llama"),
+        (ACTIVATIONS, "NewGELUActivation", "gpt2"),
+        (ROTATIONS, "apply_rotary_pos_emb", "llama"),
+        (DECODER_LAYERS, "LlamaDecoderLayer", "llama"),
     ],
 )
-def test_replacement_that_the_trial_does_not_apply_is_left_out_and_named(
-    applier: str,
-    kind: str,
+def test_replacement_that_is_not_applied_is_left_out_and_named(
+    kind: Replacement,
     named: str,
     architecture: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    assert_left_out_and_named(applier, kind, named, architecture, NativePlatform(), monkeypatch, caplog)
+    assert_left_out_and_named(kind, named, architecture, NativePlatform(), monkeypatch, caplog)

@@ -4,7 +4,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from engine_server.modeling.attention.hook import IMPLEMENTATION
 from engine_server.modeling.layers.weight_layer import change_class, original_class
-from engine_server.modeling.loading.report import PassReport, Tally
+from engine_server.modeling.replacements.report import PassReport, Tally
 
 # Model types for which the folder families has modules.
 OWN_ATTENTION = ("bloom", "codegen", "falcon", "gpt_neo", "gptj", "llama4_text", "mpnet")
