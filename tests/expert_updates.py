@@ -4,17 +4,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from tiny_experts import HIDDEN, INNER, experts_of, inputs, tiny
+from tiny_experts import HIDDEN, INNER, experts_of, inputs, replace_experts, tiny
 from torch import Tensor
 
 from engine_server.modeling.adapters.adapted_model import AdaptedModel
 from engine_server.modeling.adapters.peft_folder import LowRankAdapter
 from engine_server.modeling.formats.low_rank import LowRankPair
-from engine_server.modeling.formats.weight_format import Cut, as_loaded
-from engine_server.modeling.layers.experts import has_experts
+from engine_server.modeling.formats.weight_format import Cut
 from engine_server.modeling.layers.gated_experts import DOWN, GATE_UP, GatedExperts
 from engine_server.modeling.layers.kernel_sets import plain
-from engine_server.modeling.loading.weights import replace_experts
 
 RANK = 3
 # Of the adapters in two slots: the experts whose weights they change.
@@ -50,8 +48,7 @@ def adapted(
     """Return the first experts of a model, and the model's adapters."""
     model = tiny(kind, dtype)
     experts_of(model)
-    kinds = {type(module) for module in model.modules() if has_experts(module)}
-    replace_experts(model, as_loaded, dict.fromkeys(kinds, own))
+    replace_experts(model, own)
     every = [module for module in model.modules() if isinstance(module, GatedExperts)]
     for module in every:
         module.cuts = cuts or {}

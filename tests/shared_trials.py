@@ -1,9 +1,10 @@
 """Trials of a model's replacements, shared by the engines of a process: half of a tiny engine's start is its trial.
 
 The first engine of each model, dtype and kind of device makes the trial, and the others take its choices. Tests of the
-trial itself, in tests/modeling, share none.
+trial itself, in tests/modeling, share none. A trial that finds a replacement which is applied nowhere fails its test.
 """
 
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,19 @@ import pytest
 
 # The choices by what a trial depends on, with the kernels, whose address is a part of that.
 Choices = dict[tuple[Any, ...], tuple[Any, Any]]
+
+
+TRIAL = "engine_server.modeling.loading.trial"
+
+
+@pytest.fixture(autouse=True)
+def every_choice_is_applied(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Fail tests in which a trial logs an error; one that provokes it clears `caplog`."""
+    yield
+    records = [record for phase in ("setup", "call") for record in caplog.get_records(phase)]
+    assert not [
+        record.getMessage() for record in records if record.name == TRIAL and record.levelno >= logging.ERROR
+    ]
 
 
 @pytest.fixture(scope="session")

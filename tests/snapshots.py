@@ -1,7 +1,7 @@
-"""What the programs show to users, compared with text files beside the tests.
+"""What the programs show to users, and what the passes replace, compared with text files beside the tests.
 
-After an intended change, `UPDATE_SNAPSHOTS=1 pytest -m '' tests/*/test_snapshots.py` writes the files; `git diff` shows
-what users will see differently.
+After an intended change, `UPDATE_SNAPSHOTS=1 pytest -m '' tests/*/test_snapshots.py tests/*/test_*pass_reports.py`
+writes the files, with TRITON_INTERPRET=1 those of Triton too; `git diff` shows what users will see differently.
 """
 
 import argparse

@@ -8,7 +8,12 @@ import transformers
 from tiny_models import TINY
 from torch import Tensor
 
+from engine_server.modeling.formats.weight_format import as_loaded
 from engine_server.modeling.layers.experts import has_experts
+from engine_server.modeling.layers.gated_experts import GatedExperts
+from engine_server.modeling.layers.kernel_sets.plain import CPU
+from engine_server.modeling.replacements import experts as kind
+from engine_server.modeling.replacements.replacement import Setup
 
 HIDDEN, INNER, EXPERTS, CHOSEN, TOKENS = 64, 32, 4, 2, 7
 COUNTS = {"num_experts_per_tok": CHOSEN, "num_local_experts": EXPERTS, "moe_intermediate_size": INNER}
@@ -43,3 +48,9 @@ def inputs(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(3)
     weights, index = torch.rand(TOKENS, EXPERTS, generator=generator).topk(CHOSEN)
     return torch.randn(TOKENS, HIDDEN, generator=generator).to(dtype), index, weights.to(dtype)
+
+
+def replace_experts(model: Any, own: type[GatedExperts]) -> None:
+    """Make all experts of a model compute by our class `own`."""
+    versions = {site.key: own for site in kind.EXPERTS.sites(model)}
+    kind.EXPERTS.apply(model, versions, Setup(CPU, torch.device("cpu"), as_loaded))

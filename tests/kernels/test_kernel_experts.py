@@ -29,9 +29,10 @@ from engine_server.modeling.kernels.low_rank import add_low_rank
 from engine_server.modeling.layers.fused_experts import FusedExperts
 from engine_server.modeling.layers.gated_experts import DOWN, GATE_UP, receive_gated
 from engine_server.modeling.layers.kernel_sets.triton import TRITON
-from engine_server.modeling.loading.expert_classes import class_for
 from engine_server.modeling.loading.rounding import after
-from engine_server.modeling.loading.trial import kernel_of_gate
+from engine_server.modeling.replacements.experts import class_for
+from engine_server.modeling.replacements.gates import kernel_of_gate
+from engine_server.modeling.replacements.replacement import Setup
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's exponentials
 
@@ -43,7 +44,7 @@ def fused(
 ) -> Any:
     """Return the first experts of a model, with the kernel of their gate."""
     experts = experts_of(tiny(kind, dtype))
-    gate = kernel_of_gate(experts, TRITON, device)
+    gate = kernel_of_gate(experts, Setup(TRITON, device, as_loaded))
     receive_gated(experts, FusedExperts, layout)
     experts.settle()
     experts._apply_gate = gate
@@ -57,7 +58,7 @@ def on(device: torch.device, given: tuple[Tensor, ...]) -> list[Tensor]:
 @by_kind
 def test_fused_experts_compute_what_transformers_do(kind: str, device: torch.device) -> None:
     plain = experts_of(tiny(kind))
-    assert class_for(plain.to(device), TRITON.experts, device) is FusedExperts
+    assert class_for(plain.to(device), Setup(TRITON, device, as_loaded)) is FusedExperts
     found = fused(kind, device)
     assert found.fused_gate == ("clamped_silu" if kind == "GptOss" else "silu")
     given = on(device, inputs())
@@ -75,10 +76,10 @@ def test_classes_of_other_models_are_fused_too(kind: str, device: torch.device) 
     torch.manual_seed(0)
     for parameter in plain.parameters():
         parameter.normal_(0.0, 0.25)
-    assert class_for(plain.to(device), TRITON.experts, device) is FusedExperts
+    assert class_for(plain.to(device), Setup(TRITON, device, as_loaded)) is FusedExperts
     given = on(device, inputs())
     expected_rows = plain(*given)
-    gate = kernel_of_gate(plain, TRITON, device)
+    gate = kernel_of_gate(plain, Setup(TRITON, device, as_loaded))
     receive_gated(plain, FusedExperts, as_loaded).settle()
     plain._apply_gate = gate
     torch.testing.assert_close(plain(*given), expected_rows, rtol=1e-5, atol=1e-5)
@@ -225,7 +226,7 @@ def test_quantised_experts_stay_so_and_compute_what_dequantised_ones_do(
             given = QuantizedTensor(stack, torch.device("cpu"))
         experts.receive(name, given)
     experts.settle()
-    experts._apply_gate = kernel_of_gate(plain.to(device), TRITON, device)
+    experts._apply_gate = kernel_of_gate(plain.to(device), Setup(TRITON, device, as_loaded))
     held = [format for formats in experts.products.values() for format in formats]
     assert len(held) == 2 and all(isinstance(format, QuantizedFormat) for format in held)
     given = on(device, inputs())

@@ -12,13 +12,14 @@ from interpreted import kernel_platform
 from tiny_models import TINY, run_passes, tiny_model
 from torch import Tensor, nn
 
+from engine_server.modeling.formats.weight_format import as_loaded
 from engine_server.modeling.layers.decoder_layer import fused_layer
 from engine_server.modeling.layers.kernel_sets.triton import TRITON
 from engine_server.modeling.layers.norm import FusedRMSNorm, HeadNorm
 from engine_server.modeling.layers.rotation import ChosenRotation
 from engine_server.modeling.loading.probe import Probe, run
-from engine_server.modeling.loading.replacements import is_norm
-from engine_server.modeling.loading.trial import offset_of
+from engine_server.modeling.replacements.norms import is_norm, offset_of
+from engine_server.modeling.replacements.replacement import Setup
 
 SIZES = TINY | {"vocab_size": 64, "num_hidden_layers": 1, "head_dim": 8, "pad_token_id": 0}
 
@@ -107,7 +108,7 @@ def test_norm_kernel_replaces_only_norms_that_compute_the_same(
     norm = kind(32, eps=1e-5, device=device, dtype=dtype)
     nn.init.uniform_(norm.weight)
     with torch.inference_mode():
-        assert (offset_of(norm, TRITON, device) is None) == (kind is not nn.RMSNorm)
+        assert (offset_of(norm, Setup(TRITON, device, as_loaded)) is None) == (kind is not nn.RMSNorm)
         if kind is nn.RMSNorm:
             norm.eps = None  # torch's default for the dtype
             assert not is_norm(norm)

@@ -16,7 +16,8 @@ from engine_server.modeling.formats.weight_format import as_loaded
 from engine_server.modeling.layers.fused_experts import FusedExperts
 from engine_server.modeling.layers.gated_experts import receive_gated
 from engine_server.modeling.layers.kernel_sets.triton import TRITON
-from engine_server.modeling.loading.trial import kernel_of_gate
+from engine_server.modeling.replacements.gates import kernel_of_gate
+from engine_server.modeling.replacements.replacement import Setup
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's exponentials
 
@@ -30,7 +31,7 @@ SIZES = TINY | {
 @by_kind
 def test_experts_are_four_launches(kind: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     experts = experts_of(tiny(kind))
-    gate = kernel_of_gate(experts.to(device), TRITON, device)
+    gate = kernel_of_gate(experts.to(device), Setup(TRITON, device, as_loaded))
     receive_gated(experts, FusedExperts, as_loaded).settle()
     experts._apply_gate = gate
     given = [tensor.to(device) for tensor in inputs()]

@@ -13,7 +13,8 @@ from engine_server.modeling.kernels.router import choose
 from engine_server.modeling.layers.adapted_router import takes_updates
 from engine_server.modeling.layers.fused_router import FusedRouter, RouterForm, fuse_router
 from engine_server.modeling.layers.kernel_sets.triton import TRITON
-from engine_server.modeling.loading.router_forms import form_of, is_router
+from engine_server.modeling.replacements.replacement import Setup
+from engine_server.modeling.replacements.routers import form_of, is_router
 
 SIZES = TINY | {"vocab_size": 64, "num_hidden_layers": 1, "head_dim": 8, "pad_token_id": 0}
 COUNTS = {"num_experts_per_tok": 3, "moe_intermediate_size": 24}
@@ -44,7 +45,7 @@ def test_fused_router_chooses_as_transformers_does(
 ) -> None:
     form, model, settings = MODELS[case]
     own = router(model, settings).to(device, dtype)
-    assert form_of(own, choose, device) == form
+    assert form_of(own, Setup(TRITON, device, as_loaded)) == form
     if form is None:
         return
     rows = torch.randn(50, 32, device=device).to(dtype)

@@ -6,9 +6,12 @@ from torch import nn
 
 from engine_server.modeling.formats.weight_format import as_loaded
 from engine_server.modeling.layers.gated_mlp import GatedMLP
+from engine_server.modeling.layers.kernel_sets.plain import CPU
 from engine_server.modeling.layers.linear import Linear
-from engine_server.modeling.loading.fusion import fuse_mlps, fuse_projections
 from engine_server.modeling.loading.weights import replace_linears, settle
+from engine_server.modeling.replacements.mlps import MLPS
+from engine_server.modeling.replacements.projections import fuse_projections
+from engine_server.modeling.replacements.replacement import Setup
 
 
 class Attention(nn.Module):
@@ -53,7 +56,8 @@ def test_projections_become_one_product_for_any_order_of_their_calls(
         for place in order:
             torch.testing.assert_close(layer.get_submodule(names[place])(values), outputs[place])
     assert report.replaced == {"Attention -> FusedLinear": 1}
-    assert layer.q_proj.fused.values is None  # no data of a step is kept after it
+    kept = [layer.q_proj.fused._outputs.get(values) for values in inputs]
+    assert kept == [None, None]  # no data of a step is kept after it
     assert sum(parameter.numel() for parameter in layer.parameters()) == 20 * 8 + 20 * bias
 
 
@@ -72,7 +76,7 @@ def test_only_mlps_of_verified_classes_are_fused() -> None:
     values = torch.randn(1, 3, 8)
     expected = layer(values)
     replace_linears(layer, as_loaded)
-    report = fuse_mlps(layer, frozenset((MLP,)))
+    report = MLPS.apply(layer, {(MLP, True): GatedMLP}, Setup(CPU, torch.device("cpu"), as_loaded))
     settle(layer)
     assert [type(child) for child in layer] == [GatedMLP, ScaledMLP, MLP]
     assert report.replaced == {"MLP -> GatedMLP": 1}

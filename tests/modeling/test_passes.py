@@ -23,6 +23,10 @@ from engine_server.modeling.loading import model_loader
 from engine_server.modeling.loading.passes import LoadPlan, replace_modules, verified_choices
 from engine_server.modeling.loading.sample import num_layers, sample_copy
 from engine_server.modeling.platform.cpu import CpuPlatform
+from engine_server.modeling.replacements.decoder_layers import DECODER_LAYERS
+from engine_server.modeling.replacements.gates import GATES
+from engine_server.modeling.replacements.norms import NORMS
+from engine_server.modeling.replacements.rotations import ROTATIONS
 
 pytestmark = pytest.mark.transformers
 
@@ -150,9 +154,25 @@ def test_kernel_that_changes_the_output_of_the_copy_is_not_used(
         CpuPlatform, "module_kernels", property(lambda _: CPU._replace(rms_norm=wrong_with_residual))
     )
     choices = verified_choices(tiny_model("LlamaForCausalLM", **SIZES), CpuPlatform())
-    assert choices.norms == {} and choices.layers == frozenset()
-    assert choices.gates and choices.rotations
-    assert "no norms are replaced: it would change the output of the two-layer copy" in caplog.messages
+    assert not choices[NORMS] and not choices[DECODER_LAYERS]
+    assert choices[GATES] and choices[ROTATIONS]
+    assert (
+        "norms: nothing is replaced, since it would change the output of the two-layer copy"
+        in caplog.messages
+    )
+
+
+def test_kernel_that_fails_on_its_sample_is_not_used_and_the_others_are(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("no such size")
+
+    monkeypatch.setattr(CpuPlatform, "module_kernels", property(lambda _: CPU._replace(rms_norm=fail)))
+    choices = verified_choices(tiny_model("LlamaForCausalLM", **SIZES), CpuPlatform())
+    assert not choices[NORMS] and not choices[DECODER_LAYERS]
+    assert choices[GATES] and choices[ROTATIONS]
+    assert "norms: nothing is replaced, since that fails: no such size" in caplog.messages
 
 
 def test_kernel_that_triton_cannot_compile_is_not_used_and_its_error_is_logged(
@@ -171,7 +191,7 @@ def test_kernel_that_triton_cannot_compile_is_not_used_and_its_error_is_logged(
         CpuPlatform, "module_kernels", property(lambda _: CPU._replace(rms_norm=fails_with_residual))
     )
     choices = verified_choices(tiny_model("LlamaForCausalLM", **SIZES), CpuPlatform())
-    assert choices.norms and choices.layers == frozenset()
+    assert choices[NORMS] and not choices[DECODER_LAYERS]
     failure = "a replacement fails on the two-layer copy: out of resource: shared memory"
     assert (logging.WARNING, failure) in [(record.levelno, record.getMessage()) for record in caplog.records]
 

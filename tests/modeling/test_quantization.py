@@ -26,7 +26,6 @@ from engine_server.modeling.formats.tied import TiedFormat
 from engine_server.modeling.formats.weight_format import Cut, as_loaded
 from engine_server.modeling.loading.model_loader import load_model
 from engine_server.modeling.loading.passes import LoadPlan, replace_modules
-from engine_server.modeling.loading.replacements import Choices
 from engine_server.modeling.loading.weights import settle
 from engine_server.modeling.platform.cpu import CpuPlatform, NativePlatform
 
@@ -153,7 +152,7 @@ def llama(tied: bool) -> Any:
 
 
 def quantise(model: Any, platform: CpuPlatform, settings: QuantizationConfig) -> None:
-    replace_modules(model, LoadPlan(platform, Communicator(), False, Choices(), settings))
+    replace_modules(model, LoadPlan(platform, Communicator(), False, {}, settings))
     settle(model)
 
 

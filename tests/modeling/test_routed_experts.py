@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_experts import EXPERTS, HIDDEN, INNER, TOKENS, by_kind, experts_of, inputs, tiny
+from tiny_experts import EXPERTS, HIDDEN, INNER, TOKENS, by_kind, experts_of, inputs, replace_experts, tiny
 from tiny_models import TINY
 from torch import Tensor
 
@@ -22,10 +22,9 @@ from engine_server.modeling.formats.weight_format import Cut, WeightLayout, as_l
 from engine_server.modeling.layers.experts import has_experts
 from engine_server.modeling.layers.gated_experts import DOWN, GATE_UP, receive_gated
 from engine_server.modeling.layers.routed_experts import RoutedExperts
-from engine_server.modeling.loading.expert_classes import computes_same
 from engine_server.modeling.loading.room import saved_bytes
 from engine_server.modeling.loading.rounding import after, round_weights
-from engine_server.modeling.loading.weights import replace_experts
+from engine_server.modeling.replacements.experts import computes_same
 
 pytestmark = pytest.mark.transformers
 
@@ -138,7 +137,7 @@ def test_rounding_while_loading_includes_experts_and_is_in_the_estimate(kind: st
     scales = TINY["num_hidden_layers"] * EXPERTS * (2 * INNER + HIDDEN) * 4
     assert saved[0] - saved[1] == numbers - scales
 
-    replace_experts(model, as_loaded, dict.fromkeys(kinds, RoutedExperts))
+    replace_experts(model, RoutedExperts)
     round_weights(model, settings, as_loaded)
     experts = next(module for module in model.modules() if isinstance(module, RoutedExperts))
     experts.settle()
@@ -149,8 +148,7 @@ def test_rounding_while_loading_includes_experts_and_is_in_the_estimate(kind: st
 
 def test_group_size_that_does_not_divide_the_inputs_of_experts_is_refused_by_name() -> None:
     model = tiny("Mixtral")
-    kinds = {type(module) for module in model.modules() if has_experts(module)}
-    replace_experts(model, as_loaded, dict.fromkeys(kinds, RoutedExperts))
+    replace_experts(model, RoutedExperts)
     settings = QuantizationConfig(method="int8", group_size=64, head=False)
     with pytest.raises(ValueError, match=r"doesn't divide the 32 inputs of .*experts\.down_proj"):
         round_weights(model, settings, as_loaded)

@@ -20,16 +20,17 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.formats.weight_format import as_loaded
+from engine_server.modeling.layers.experts import Experts
 from engine_server.modeling.layers.kernel_sets.plain import CPU
-from engine_server.modeling.loading.expert_classes import class_for
-from engine_server.modeling.loading.fusion import fuse_projections
 from engine_server.modeling.loading.sharding import shard
 from engine_server.modeling.loading.weights import (
     replace_embedding,
-    replace_experts,
     replace_linears,
     settle,
 )
+from engine_server.modeling.replacements.experts import EXPERTS, class_for
+from engine_server.modeling.replacements.projections import fuse_projections
+from engine_server.modeling.replacements.replacement import Setup
 
 pytestmark = pytest.mark.transformers
 
@@ -84,8 +85,10 @@ def part_of(model: PreTrainedModel, ranks: Communicator) -> PreTrainedModel:
     own = copy.deepcopy(model)
     replace_linears(own, as_loaded)
     replace_embedding(own)
-    found = {type(one): class_for(one, CPU.experts, torch.device("cpu")) for one in own.modules()}
-    replace_experts(own, as_loaded, {kind: ours for kind, ours in found.items() if ours is not None})
+    setup = Setup(CPU, torch.device("cpu"), as_loaded)
+    EXPERTS.apply(
+        own, {site.key: class_for(site.module, setup) or Experts for site in EXPERTS.sites(own)}, setup
+    )
     shard(own, ranks)
     fuse_projections(own)
     settle(own)

@@ -4,9 +4,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from engine_server.modeling.attention.hook import IMPLEMENTATION
 from engine_server.modeling.layers.weight_layer import change_class, original_class
-from engine_server.modeling.loading.report import PassReport, Tally
+from engine_server.modeling.replacements.report import PassReport, Tally
 
-# Model types for which attention/model_attention.py and attention/llama4.py have modules.
+# Model types for which the folder families has modules.
 OWN_ATTENTION = ("bloom", "codegen", "falcon", "gpt_neo", "gptj", "llama4_text", "mpnet")
 
 
@@ -19,7 +19,7 @@ def replace_attention(model: PreTrainedModel) -> PassReport:
     """Replace the classes of modules that don't call the hook as a flat batch needs it, and keep their weights."""
     tally = Tally("attention")
     if model.config.model_type in OWN_ATTENTION:
-        from engine_server.modeling.attention import llama4, model_attention  # import these models' code
+        from engine_server.modeling.families import llama4, model_attention  # import these models' code
 
         ours = model_attention.OURS | llama4.OURS
         for module in model.modules():

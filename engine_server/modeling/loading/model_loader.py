@@ -25,12 +25,12 @@ from engine_server.modeling.loading.invariance import check_setup
 from engine_server.modeling.loading.leftovers import check_tensors
 from engine_server.modeling.loading.passes import LoadPlan, replace_modules, verified_choices
 from engine_server.modeling.loading.refusal import check_layer_types, refused_by_name
-from engine_server.modeling.loading.replacements import Choices, tabulate_ropes
-from engine_server.modeling.loading.report import PassReport
 from engine_server.modeling.loading.room import check_room, needed_bytes, saved_bytes
 from engine_server.modeling.loading.weights import settle
 from engine_server.modeling.platform.interface import Platform
 from engine_server.modeling.progress import ProgressClock
+from engine_server.modeling.replacements.report import PassReport
+from engine_server.modeling.replacements.ropes import tabulate_ropes
 from engine_server.models.hf_config import read_hf_config
 
 T = TypeVar("T")
@@ -72,7 +72,7 @@ def load_model(
             platform,
         )
         tokens = () if config.pooling is None else config.pooling.score_tokens
-        plan = LoadPlan(platform, ranks, bool(config.batch_invariant), Choices(), load.quantization, tokens)
+        plan = LoadPlan(platform, ranks, bool(config.batch_invariant), {}, load.quantization, tokens)
         with refused_by_name(architecture(settings)):
             if not config.is_encoder:
                 check_layer_types(settings, architecture(settings))

@@ -16,21 +16,8 @@ from engine_server.modeling.communicator import Communicator
 from engine_server.modeling.formats.weight_format import WeightLayout
 from engine_server.modeling.layers.formatted_experts import FormattedExperts
 from engine_server.modeling.loading.attention import replace_attention
-from engine_server.modeling.loading.fusion import fuse_mlps, fuse_projections
 from engine_server.modeling.loading.invariance import check_modules
-from engine_server.modeling.loading.replacements import (
-    Choices,
-    replace_activations,
-    replace_gates,
-    replace_layer_norms,
-    replace_layers,
-    replace_norms,
-    replace_ropes,
-    replace_rotations,
-)
-from engine_server.modeling.loading.report import PassReport, Tally
 from engine_server.modeling.loading.rounding import round_weights
-from engine_server.modeling.loading.router_forms import fuse_routers
 from engine_server.modeling.loading.sample import sample_copy
 from engine_server.modeling.loading.sharding import shard
 from engine_server.modeling.loading.trial import Trial, original_states
@@ -38,10 +25,15 @@ from engine_server.modeling.loading.weights import (
     defer_tied,
     keep_outputs,
     replace_embedding,
-    replace_experts,
     replace_linears,
 )
 from engine_server.modeling.platform.interface import Platform
+from engine_server.modeling.replacements.experts import EXPERTS
+from engine_server.modeling.replacements.order import REPLACEMENTS
+from engine_server.modeling.replacements.projections import fuse_projections
+from engine_server.modeling.replacements.replacement import Choices, Setup
+from engine_server.modeling.replacements.report import PassReport, Tally
+from engine_server.modeling.replacements.ropes import replace_ropes
 
 
 @dataclass(frozen=True)
@@ -52,7 +44,7 @@ class LoadPlan:
     ranks: Communicator
     # Results are required to be bitwise independent of batch composition.
     batch_invariant: bool
-    # The replacements that were verified on the two-layer copy.
+    # Our versions, which were verified on the two-layer copy.
     choices: Choices
     # Dense weights are rounded to this form; None: they stay dense.
     quantization: QuantizationConfig | None = None
@@ -67,31 +59,31 @@ class LoadPlan:
     @property
     def formatted(self) -> frozenset[type]:
         """Classes of experts whose weights are in a layout, like those of linear layers."""
-        return frozenset(
-            kind for kind, own in self.choices.experts.items() if issubclass(own, FormattedExperts)
-        )
+        experts = self.choices.get(EXPERTS, {})
+        return frozenset(kind for kind, own in experts.items() if issubclass(own, FormattedExperts))
+
+    def replace(self, model: nn.Module, holding_weights: bool) -> list[PassReport]:
+        """Replace the modules that hold weights, or all others, by our versions."""
+        setup = Setup(self.platform.module_kernels, self.platform.device, self.layout, self.batch_invariant)
+        return [
+            kind.apply(model, self.choices.get(kind, {}), setup)
+            for kind in REPLACEMENTS
+            if kind.holds_weights == holding_weights
+        ]
 
 
 def replace_modules(model: PreTrainedModel, plan: LoadPlan) -> list[PassReport]:
     """Run the passes before the loading over a model on the meta device, or over one with weights."""
-    kernels, choices = plan.platform.module_kernels, plan.choices
     return [
         replace_attention(model),
         replace_linears(model, plan.layout),
         replace_embedding(model),
-        replace_experts(model, plan.layout, choices.experts, plan.batch_invariant),
+        *plan.replace(model, holding_weights=True),
         shard(model, plan.ranks),
         keep_outputs(model, plan.score_tokens),
         round_weights(model, plan.quantization, plan.layout),
-        fuse_routers(model, kernels.choose, choices.routers, plan.layout),
         fuse_projections(model),
-        fuse_mlps(model, choices.mlps),
-        replace_norms(model, kernels, choices.norms),
-        replace_layer_norms(model, kernels, choices.layer_norms),
-        replace_gates(model, choices.gates),
-        replace_activations(model, choices.activations),
-        replace_rotations(model, choices.rotations, choices.deferred),
-        replace_layers(model, choices.layers),
+        *plan.replace(model, holding_weights=False),
         replace_ropes(model, plan.platform),
         check_sums(model, plan),
         defer_tied(model),

@@ -15,7 +15,7 @@ from engine_server.modeling.layers.gated_experts import WEIGHTS
 from engine_server.modeling.layers.linear import Linear
 from engine_server.modeling.layers.weight_layer import original_class
 from engine_server.modeling.loading.backbone import backbone
-from engine_server.modeling.loading.report import PassReport, Tally
+from engine_server.modeling.replacements.report import PassReport, Tally
 
 BITS = {"int8": 8, "int4": 4}
 

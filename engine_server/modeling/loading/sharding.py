@@ -14,7 +14,7 @@ from engine_server.modeling.layers.embedding import Embedding
 from engine_server.modeling.layers.experts import Experts, receive_parameters
 from engine_server.modeling.layers.linear import Linear
 from engine_server.modeling.layers.sharding import Columns, GatheredColumns, Rows, Vocabulary
-from engine_server.modeling.loading.report import PassReport, Tally
+from engine_server.modeling.replacements.report import PassReport, Tally
 
 
 def shard(model: PreTrainedModel, ranks: Communicator) -> PassReport:

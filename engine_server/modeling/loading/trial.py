@@ -1,9 +1,8 @@
 """The verification of replacements, on a two-layer random copy of the model."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,161 +12,84 @@ from transformers import PreTrainedModel
 
 from engine_server.modeling.attention.interface import UnsupportedModelError
 from engine_server.modeling.formats.weight_format import as_loaded
-from engine_server.modeling.layers.experts import has_experts
-from engine_server.modeling.layers.fused_router import RouterForm
-from engine_server.modeling.layers.gated_experts import GatedExperts
-from engine_server.modeling.layers.kernel_sets.comparison import same
-from engine_server.modeling.layers.kernel_sets.kernel_set import Activation, Gate, KernelSet
+from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet
 from engine_server.modeling.layers.misfits import misfits
-from engine_server.modeling.layers.norm import FusedRMSNorm, UnweightedRMSNorm
-from engine_server.modeling.layers.rotation import ChosenRotation
-from engine_server.modeling.layers.weight_layer import original_class
 from engine_server.modeling.loading.backbone import backbone
-from engine_server.modeling.loading.expert_classes import class_for
-from engine_server.modeling.loading.fusion import fuse_mlps, is_gated_mlp
 from engine_server.modeling.loading.probe import Probe, run
 from engine_server.modeling.loading.refusal import ERRORS
-from engine_server.modeling.loading.replacements import (
-    ActivationKind,
-    Choices,
-    GateKind,
-    activation_kind,
-    eps_of,
-    fused_layer_norm,
-    gate_kind,
-    is_activation,
-    is_layer,
-    is_layer_norm,
-    is_norm,
-    is_unweighted_norm,
-    replace_activations,
-    replace_gates,
-    replace_layer_norms,
-    replace_layers,
-    replace_norms,
-    replace_rotations,
-    rotation_of,
-)
-from engine_server.modeling.loading.router_forms import form_of, fuse_routers, is_router
 from engine_server.modeling.loading.sample import WINDOW, shortened_settings
 from engine_server.modeling.memory.cache_spec import WindowSpec
+from engine_server.modeling.replacements.order import REPLACEMENTS
+from engine_server.modeling.replacements.replacement import Choices, Replacement, Setup
+from engine_server.modeling.replacements.report import PassReport
 
 # More than two windows of the copy.
 NUM_TOKENS = 8
-# Dimensions of the sample for a norm without weights.
-UNWEIGHTED = 32
 # Some tables of positions reserve the first two rows for padding.
 POSITIONS = np.arange(NUM_TOKENS) + 2
 logger = logging.getLogger(__name__)
 
 
 class Trial:
-    """A search for the replacements that don't change the output of a two-layer copy."""
+    """A search for the versions of ours that don't change the output of a two-layer copy."""
 
     def __init__(self, copy: PreTrainedModel, kernels: KernelSet, device: torch.device) -> None:
         """copy: see `sample_copy`, with attention that calls our hook. Raises UnsupportedModelError if it can't run."""
-        self.kernels = kernels
         self.device = device
+        self._setup = Setup(kernels, device, as_loaded)
         self._plain = copy
         self._expected = self._run(copy)
 
     def choose(self) -> Choices:
-        """Return the possible replacements, found one kind after another."""
-        choices = Choices()
-        steps: tuple[tuple[str, Callable[[Choices], Any]], ...] = (
-            ("experts", self._experts),
-            ("routers", self._routers),
-            ("mlps", self._mlps),
-            ("norms", self._norms),
-            ("layer_norms", self._layer_norms),
-            ("gates", self._gates),
-            ("activations", self._activations),
-            ("rotations", self._rotations),
-            ("deferred", self._deferred),
-            ("layers", self._layers),
-        )
-        for name, find in steps:
-            found = replace(choices, **{name: find(choices)})
-            if found == choices or self._agrees(found):
-                choices = found
-            else:
-                logger.warning("no %s are replaced: it would change the output of the two-layer copy", name)
+        """Return our versions, found one kind after another: each looks for its sites in a copy with those before."""
+        choices: dict[Replacement, Mapping[Any, Any]] = {}
+        for kind in REPLACEMENTS:
+            try:
+                choices[kind] = self._versions(kind, choices)
+            except misfits() as error:
+                logger.warning("%s: nothing is replaced, since that fails: %s", kind.name, error)
+                choices[kind] = {}
         return choices
 
-    def _experts(self, choices: Choices) -> dict[type, type[GatedExperts]]:
-        experts = {original_class(module): module for module in self._plain.modules() if has_experts(module)}
-        found = {
-            kind: class_for(module, self.kernels.experts, self.device) for kind, module in experts.items()
-        }
-        return {kind: own for kind, own in found.items() if own is not None}
-
-    def _routers(self, choices: Choices) -> dict[type, RouterForm]:
-        choose = self.kernels.choose
-        if choose is None:
+    def _versions(self, kind: Replacement, choices: Choices) -> Mapping[Any, Any]:
+        """Return the versions of a kind that compute the same, in addition to `choices`."""
+        copy, _ = self._copy(choices)
+        modules = {site.key: site.module for site in kind.sites(copy)}
+        found = {key: kind.choose(module, self._setup) for key, module in modules.items()}
+        versions = {key: version for key, version in found.items() if version is not None}
+        if not versions or kind.holds_weights:
+            return versions
+        _, reports = self._copy({**choices, kind: versions})
+        lacking = ", ".join(sorted(map(name_of_key, versions.keys() - reports[kind].applied)))
+        if lacking:
+            logger.error("%s: nothing is replaced, since none of %s is in the copy", kind.name, lacking)
             return {}
-        routers = {original_class(module): module for module in self._plain.modules() if is_router(module)}
-        found = {kind: form_of(module, choose, self.device) for kind, module in routers.items()}
-        return {kind: form for kind, form in found.items() if form is not None}
+        return self._verified(kind, versions, choices)
 
-    def _mlps(self, choices: Choices) -> frozenset[type]:
-        kinds = {type(module) for module in self._plain.modules() if is_gated_mlp(module)}
-        return frozenset(kind for kind in kinds if self._agrees(replace(choices, mlps=frozenset((kind,)))))
-
-    def _norms(self, choices: Choices) -> dict[type, float]:
-        # A class may have both; with weights it shows its offset.
-        norms = {
-            type(module): module
-            for is_one in (is_unweighted_norm, is_norm)
-            for module in self._plain.modules()
-            if is_one(module)
-        }
-        found = {kind: offset_of(norm, self.kernels, self.device) for kind, norm in norms.items()}
-        return {kind: offset for kind, offset in found.items() if offset is not None}
-
-    def _layer_norms(self, choices: Choices) -> frozenset[type]:
-        if self.kernels.layer_norm is None:
-            return frozenset()
-        norms = {type(module): module for module in self._plain.modules() if is_layer_norm(module)}
-        return frozenset(kind for kind, norm in norms.items() if is_same_layer_norm(norm, self.kernels))
-
-    def _activations(self, choices: Choices) -> dict[ActivationKind, Activation]:
-        modules = {activation_kind(one): one for one in self._plain.modules() if is_activation(one)}
-        found = {
-            kind: kernel_of_activation(module, self.kernels, self.device) for kind, module in modules.items()
-        }
-        return {kind: activation for kind, activation in found.items() if activation is not None}
-
-    def _gates(self, choices: Choices) -> dict[GateKind, Gate]:
-        modules = {gate_kind(module): module for module in self._copy(choices).modules()}
-        found = {
-            kind: kernel_of_gate(module, self.kernels, self.device)
-            for kind, module in modules.items()
-            if kind is not None
-        }
-        return {kind: gate for kind, gate in found.items() if gate is not None}
-
-    def _rotations(self, choices: Choices) -> dict[Any, ChosenRotation]:
-        originals = {rotation_of(module) for module in self._plain.modules()} - {None}
-        found = {original: ChosenRotation(self.kernels, original) for original in originals if original}
-        self._agrees(replace(choices, rotations=found))  # each chooses its kernel at its first call
-        return {
-            original: rotation
-            for original, rotation in found.items()
-            if rotation.chosen not in (None, original)
-        }
-
-    def _deferred(self, choices: Choices) -> frozenset[Any]:
-        found = {original for original, rotation in choices.rotations.items() if rotation.deferrable}
-        return frozenset(one for one in found if self._agrees(replace(choices, deferred=frozenset((one,)))))
-
-    def _layers(self, choices: Choices) -> frozenset[type]:
-        kinds = {type(module) for module in self._copy(choices).modules() if is_layer(module)}
-        return frozenset(kind for kind in kinds if self._agrees(replace(choices, layers=frozenset((kind,)))))
+    def _verified(
+        self, kind: Replacement, versions: Mapping[Any, Any], choices: Choices
+    ) -> Mapping[Any, Any]:
+        """Return those versions of a kind with which the copy's output is the same, in addition to `choices`."""
+        if kind.one_by_one:
+            versions = {
+                key: version
+                for key, version in versions.items()
+                if self._agrees({**choices, kind: {key: version}})
+            }
+        if kind.has_kernel is not None and versions:
+            self._agrees({**choices, kind: versions})
+            versions = {key: version for key, version in versions.items() if kind.has_kernel(version)}
+        if not versions or self._agrees({**choices, kind: versions}):
+            return versions
+        logger.warning(
+            "%s: nothing is replaced, since it would change the output of the two-layer copy", kind.name
+        )
+        return {}
 
     def _agrees(self, choices: Choices) -> bool:
         """Check that the copy's output is the same up to rounding."""
         try:
-            found = self._run(self._copy(choices))
+            found = self._run(self._copy(choices)[0])
         except misfits() as error:
             # Most are of a module with other inputs or outputs, as some models have.
             fails = isinstance(error, RuntimeError) or type(error).__module__.startswith("triton.")
@@ -178,17 +100,14 @@ class Trial:
         scale = self._expected.float().std().item()
         return torch.allclose(found, self._expected, rtol=slack, atol=slack * scale)
 
-    def _copy(self, choices: Choices) -> PreTrainedModel:
+    def _copy(self, choices: Choices) -> tuple[PreTrainedModel, dict[Replacement, PassReport]]:
+        """Return a copy with these versions, and the report of each kind."""
         copy = deepcopy(self._plain)
-        fuse_routers(copy, self.kernels.choose, choices.routers, as_loaded)
-        fuse_mlps(copy, choices.mlps)
-        replace_norms(copy, self.kernels, choices.norms)
-        replace_layer_norms(copy, self.kernels, choices.layer_norms)
-        replace_gates(copy, choices.gates)
-        replace_activations(copy, choices.activations)
-        replace_rotations(copy, choices.rotations, choices.deferred)
-        replace_layers(copy, choices.layers)
-        return copy
+        return copy, {
+            kind: kind.apply(copy, versions, self._setup)
+            for kind, versions in choices.items()
+            if not kind.holds_weights
+        }
 
     def _run(self, copy: PreTrainedModel) -> Tensor:
         """Return the hidden states of some tokens."""
@@ -216,6 +135,13 @@ class Trial:
             )
 
 
+def name_of_key(key: object) -> str:
+    """Return the name of the class or function by which a version is chosen."""
+    named: Any = key[0] if isinstance(key, tuple) else key
+    name: str = named.__name__
+    return name
+
+
 def has_one_window(copy: PreTrainedModel) -> bool:
     """Return True if transformers keeps no more than the window in any layer's cache."""
     text = copy.config.get_text_config()
@@ -241,61 +167,3 @@ def original_states(copy: PreTrainedModel, device: torch.device) -> Tensor | Non
         )
         return None
     return states
-
-
-@torch.inference_mode()
-def offset_of(norm: nn.Module, kernels: KernelSet, device: torch.device) -> float | None:
-    """Return the offset with which FusedRMSNorm computes the same as `norm`, or None; 0 for one without weights."""
-    if is_unweighted_norm(norm):
-        sample = rows_of(torch.ones(UNWEIGHTED, device=device))
-        return 0.0 if same(UnweightedRMSNorm(kernels, eps_of(norm))(sample), norm(sample), 0) else None
-    weight, sample = norm.get_parameter("weight"), sample_rows(norm)
-    expected = norm(sample)
-    for offset in kernels.offsets:
-        if same(FusedRMSNorm(kernels, weight, eps_of(norm), offset)(sample), expected, 0):
-            return offset
-    return None
-
-
-@torch.inference_mode()
-def is_same_layer_norm(norm: nn.Module, kernels: KernelSet) -> bool:
-    """Return True if FusedLayerNorm computes the same as `norm`."""
-    sample = sample_rows(norm)
-    try:
-        expected = norm(sample)
-    except misfits():
-        return False  # of images, whose channels are not last
-    return same(fused_layer_norm(norm, kernels)(sample), expected, 1)
-
-
-def sample_rows(norm: nn.Module) -> Tensor:
-    """Return rows with a mean other than 0, which a LayerNorm removes, one of them so small that eps matters."""
-    return rows_of(norm.get_parameter("weight"))
-
-
-def rows_of(weight: Tensor) -> Tensor:
-    """Return the rows of `sample_rows` for a norm with this weight."""
-    rows = torch.linspace(-1, 2, len(weight)) * torch.tensor([1e-3, 1, 30])[:, None]
-    return rows[None].to(weight)
-
-
-@torch.inference_mode()
-def kernel_of_activation(module: Any, kernels: KernelSet, device: torch.device) -> Activation | None:
-    """Return the kernel that computes the same as a module, or None."""
-    sample = torch.linspace(-20, 20, 401, device=device)
-    expected = module(sample.clone())
-    for activation in kernels.activations:
-        if same(activation(sample), expected, 1):
-            return activation
-    return None
-
-
-@torch.inference_mode()
-def kernel_of_gate(module: Any, kernels: KernelSet, device: torch.device) -> Gate | None:
-    """Return the kernel that computes the same as a module's gate, or None."""
-    sample = torch.linspace(-20, 20, 400, device=device).view(2, -1)
-    expected = module._apply_gate(sample)
-    for gate in kernels.gates:
-        if same(gate(sample.clone()), expected, 1):
-            return gate
-    return None

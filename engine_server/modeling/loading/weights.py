@@ -1,7 +1,7 @@
 """The passes that give layers their weights: layers that receive them before the loading, and completion after it."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TypeGuard
 
 from torch import nn
@@ -14,11 +14,9 @@ from engine_server.modeling.formats.quantized_tensor import QuantizedTensor, den
 from engine_server.modeling.formats.tied import tied
 from engine_server.modeling.formats.weight_format import WeightLayout
 from engine_server.modeling.layers.embedding import Embedding, receive_embeddings
-from engine_server.modeling.layers.experts import Experts, has_experts, receive_parameters
-from engine_server.modeling.layers.gated_experts import GatedExperts, receive_gated
 from engine_server.modeling.layers.linear import FusedLinear, Linear
 from engine_server.modeling.layers.weight_layer import WeightLayer, original_class
-from engine_server.modeling.loading.report import PassReport, Tally
+from engine_server.modeling.replacements.report import PassReport, Tally
 
 # Subclasses of nn.Linear that compute the same, but round before they add the bias.
 LIKE_LINEAR = ("FalconLinear",)
@@ -51,27 +49,6 @@ def replace_embedding(model: PreTrainedModel) -> PassReport:
         receive_embeddings(embedding)
     else:
         tally.left(type(embedding), "not an nn.Embedding")
-    return tally.report()
-
-
-def replace_experts(
-    model: nn.Module,
-    layout: WeightLayout,
-    classes: Mapping[type, type[GatedExperts]],
-    batch_invariant: bool = False,
-) -> PassReport:
-    """Make every module with 3-D weights receive them, by our class for its class if there is one."""
-    tally = Tally("experts")
-    for module in list(model.modules()):
-        original = original_class(module)
-        if not has_experts(module):
-            continue
-        if original in classes:
-            tally.replaced(original, classes[original].__name__)
-            receive_gated(module, classes[original], layout).batch_invariant = batch_invariant
-        else:
-            tally.replaced(original, "Experts")
-            receive_parameters(module, Experts)
     return tally.report()
 
 

@@ -14,6 +14,8 @@ class PassReport:
     replaced: Mapping[str, int]
     # Numbers of modules that the pass examined and left, by their class and the reason.
     left: Mapping[str, int]
+    # The classes, or functions, for which a choice was applied.
+    applied: frozenset[object] = frozenset()
 
     def __str__(self) -> str:
         replaced = ", ".join(f"{count} {what}" for what, count in sorted(self.replaced.items()))
@@ -28,10 +30,12 @@ class Tally:
     name: str
     _replaced: Counter[str] = field(default_factory=Counter)
     _left: Counter[str] = field(default_factory=Counter)
+    _applied: set[object] = field(default_factory=set)
 
-    def replaced(self, original: type, replacement: str) -> None:
-        """Count a module that was replaced."""
+    def replaced(self, original: type, replacement: str, *chosen: object) -> None:
+        """Count a module that was replaced. chosen: the keys of the choices for it."""
         self._replaced[f"{name_of(original)} -> {replacement}"] += 1
+        self._applied.update(chosen)
 
     def left(self, original: type, reason: str) -> None:
         """Count a module that was left unchanged."""
@@ -39,7 +43,7 @@ class Tally:
 
     def report(self) -> PassReport:
         """Return the report of the finished pass."""
-        return PassReport(self.name, dict(self._replaced), dict(self._left))
+        return PassReport(self.name, dict(self._replaced), dict(self._left), frozenset(self._applied))
 
 
 def name_of(kind: type) -> str:

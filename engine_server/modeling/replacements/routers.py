@@ -1,41 +1,31 @@
-"""The forms of a model's routers, found on random weights and tokens, and the pass that fuses them."""
+"""Routers of mixtures, whose form is found on random weights and tokens."""
 
-from collections.abc import Mapping
 from copy import copy
 from inspect import signature
 
 import torch
 from torch import Tensor, nn
 
-from engine_server.modeling.formats.weight_format import WeightLayout, as_loaded
+from engine_server.modeling.formats.weight_format import as_loaded
 from engine_server.modeling.layers.fused_router import RouterForm, fuse_router
 from engine_server.modeling.layers.kernel_sets.comparison import same
-from engine_server.modeling.layers.kernel_sets.kernel_set import Choose
 from engine_server.modeling.layers.misfits import misfits
 from engine_server.modeling.layers.weight_layer import original_class
-from engine_server.modeling.loading.report import PassReport, Tally
+from engine_server.modeling.replacements.replacement import Replacement, Setup
 
 TOKENS = 5  # of the sample on which a class is compared with ours
 
 
-def fuse_routers(
-    model: nn.Module, choose: Choose | None, forms: Mapping[type, RouterForm], layout: WeightLayout
-) -> PassReport:
-    """Make the routers whose classes have a form choose experts by a kernel. layout: that of their weights."""
-    tally = Tally("routers")
-    for module in model.modules():
-        form = forms.get(original_class(module))
-        if form is not None:
-            assert choose is not None
-            tally.replaced(original_class(module), "FusedRouter")
-            fuse_router(module, form, choose, layout)
-    return tally.report()
+def key_of_router(module: nn.Module, parent: nn.Module) -> type | None:
+    """Return the class that transformers gave a router."""
+    return original_class(module) if is_router(module) else None
 
 
 @torch.inference_mode()
-def form_of(module: nn.Module, choose: Choose, device: torch.device) -> RouterForm | None:
-    """Return the form with which FusedRouter computes the same as a module, or None."""
-    if not is_router(module):
+def form_of(module: nn.Module, setup: Setup) -> RouterForm | None:
+    """Return the form with which FusedRouter computes the same as a router, or None."""
+    choose, device = setup.kernels.choose, setup.device
+    if choose is None:
         return None
     try:
         dtype = sample(module, device, torch.bfloat16)[1].dtype
@@ -55,9 +45,9 @@ def form_of(module: nn.Module, choose: Choose, device: torch.device) -> RouterFo
 def is_router(module: nn.Module) -> bool:
     """Return True if a module has the parts of a router: a weight, maybe a bias, a number of choices, and one input."""
     return (
-        module._parameters.keys() in ({"weight"}, {"weight", "bias"})
+        isinstance(getattr(module, "top_k", None), int)
+        and module._parameters.keys() in ({"weight"}, {"weight", "bias"})
         and module.get_parameter("weight").ndim == 2
-        and isinstance(getattr(module, "top_k", None), int)
         and len(signature(module.forward).parameters) == 1
     )
 
@@ -75,3 +65,13 @@ def sample(module: nn.Module, device: torch.device, dtype: torch.dtype) -> tuple
     rows = torch.randn(TOKENS, inputs, generator=generator).to(device, dtype) / inputs**0.5
     logits, weights, index = own(rows)
     return logits, weights, index
+
+
+def fuse(module: nn.Module, form: RouterForm, setup: Setup) -> tuple[nn.Module, str]:
+    """Make a router choose experts by a kernel."""
+    assert setup.kernels.choose is not None
+    fuse_router(module, form, setup.kernels.choose, setup.layout)
+    return module, "FusedRouter"
+
+
+ROUTERS = Replacement("routers", key_of_router, form_of, fuse)

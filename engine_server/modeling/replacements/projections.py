@@ -5,14 +5,12 @@ from typing import TypeGuard
 
 from torch import nn
 
-from engine_server.modeling.layers.gated_mlp import GatedMLP
 from engine_server.modeling.layers.linear import FusedLinear, Linear
 from engine_server.modeling.layers.sharding import Columns
-from engine_server.modeling.loading.report import PassReport, Tally
+from engine_server.modeling.replacements.report import PassReport, Tally
 
 # The projections of one attention layer's input, by the names that models use.
 PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"))
-GATED_MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 
 
 def fuse_projections(model: nn.Module) -> PassReport:
@@ -29,28 +27,6 @@ def fuse_projections(model: nn.Module) -> PassReport:
             else:
                 tally.left(type(parent), "projections of different kinds")
     return tally.report()
-
-
-def fuse_mlps(model: nn.Module, verified: frozenset[type]) -> PassReport:
-    """Replace gated MLPs whose classes are `verified` to compute the same as GatedMLP."""
-    tally = Tally("fuse gate and up")
-    for parent in list(model.modules()):
-        for name, mlp in list(parent.named_children()):
-            if not is_gated_mlp(mlp):
-                continue
-            if type(mlp) not in verified:
-                tally.left(type(mlp), "computes something else")
-            elif not alike([mlp.get_submodule("gate_proj"), mlp.get_submodule("up_proj")]):
-                tally.left(type(mlp), "projections of different kinds")
-            else:
-                tally.replaced(type(mlp), "GatedMLP")
-                setattr(parent, name, GatedMLP(mlp))
-    return tally.report()
-
-
-def is_gated_mlp(module: nn.Module) -> bool:
-    """Return True if a module has the children of a gated MLP."""
-    return module._modules.keys() == GATED_MLP and not isinstance(module, GatedMLP)
 
 
 def alike(linears: Sequence[nn.Module]) -> TypeGuard[Sequence[Linear]]:

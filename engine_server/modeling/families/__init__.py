@@ -1,0 +1,1 @@
+"""Modules of ours for one family of models each, whose own can't compute a flat batch through the attention hook."""
