@@ -14,6 +14,7 @@ from msgspec import structs
 from safetensors.torch import save_file
 
 from engine_server import EngineArgs
+from engine_server.config.start_facts import StartFacts
 from engine_server.server import fingerprint as fingerprint_module
 from engine_server.server.conversation.layout import Layout
 from engine_server.server.conversation.template.capabilities import Capabilities
@@ -105,7 +106,10 @@ def test_settings_that_change_streams_change_their_hash_and_no_others_do(model: 
 
 def test_effective_batch_invariance_changes_the_fingerprint(model: Path) -> None:
     config = EngineArgs(model=str(model)).create_engine_config()
-    prints = {fingerprint(config.as_started(100, 64, invariant, "", {}), None) for invariant in (True, False)}
+    facts = [
+        StartFacts(100, 64, batch_invariant=invariant, kernels="", memory={}) for invariant in (True, False)
+    ]
+    prints = {fingerprint(config.as_started(one), None) for one in facts}
     assert len(prints) == 2
 
 
