@@ -1,4 +1,4 @@
-"""How a stream of events ends that breaks off, in the shape of each API. Engines and routers end it in one way."""
+"""The end of a stream of events that breaks off, in the shape of each API; engines and routers end it in one way."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -74,14 +74,16 @@ def responses_end(
     """
     error = ErrorEvent(sequence_number=num_events, code=code, message=message, param=param)
     failed = msgspec.Raw(response(FailureBody(message)))
-    return event(error) + event(ResponseEvent("response.failed", num_events + 1, failed))
+    last = ResponseEvent("response.failed", num_events + 1, failed)
+    return named_event(error.type, error) + named_event(last.type, last)
 
 
 def responses_beginning(response: bytes) -> bytes:
     """Return the first event of a stream of the responses API, another than which clients refuse."""
-    return event(ResponseEvent("response.created", 0, msgspec.Raw(response)))
+    first = ResponseEvent("response.created", 0, msgspec.Raw(response))
+    return named_event(first.type, first)
 
 
-def event(data: ErrorEvent | ResponseEvent) -> bytes:
-    """Return an event with its type as its name."""
-    return b"event: %b\ndata: %b\n\n" % (data.type.encode(), encode(data))
+def named_event(name: str, data: msgspec.Struct) -> bytes:
+    """Return an event with a name, as Anthropic's messages and the responses API have them."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), encode(data))

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from engine_server.contract.stream_ends import anthropic_end, named_event
 from engine_server.server.api.messages.context_edits import ThinkingCleared, ToolUsesCleared
 from engine_server.server.generation.events import (
     ChoiceDelta,
@@ -159,11 +160,11 @@ class MessagesRenderer(Renderer):
             assert self._finish is not None, "the choice ends before the generation"
             stop = to_stop(self._finish, event.counts, self._max_tokens, self._calls)
             usage = MessageUsage.of(event.counts, self._report_cached)
-            return sse("message_delta", MessageDelta(stop, usage, self._edits)) + MESSAGE_STOP
+            return named_event("message_delta", MessageDelta(stop, usage, self._edits)) + MESSAGE_STOP
         events = b""
         if not self._started:
             self._started = True
-            events += sse("message_start", MessageStart(self._message([], event.counts))) + PING
+            events += named_event("message_start", MessageStart(self._message([], event.counts))) + PING
         for part in event.parts:
             if not continues(self._open, part):
                 events += self._close() + self._begin(part)
@@ -185,7 +186,7 @@ class MessagesRenderer(Renderer):
         return encode(message)
 
     def error(self, error: ApiError) -> bytes:
-        return b"event: error\ndata: " + error.anthropic_body(None) + b"\n\n"
+        return anthropic_end(error.anthropic_body(None))
 
     def _message(self, blocks: list[Block], counts: TokenCounts) -> Message:
         return Message(
@@ -215,7 +216,7 @@ class MessagesRenderer(Renderer):
             case ToolCall():
                 self._calls += 1
                 block = ToolUseBlock(part.id or "", part.name or "", EMPTY_INPUT)
-        return sse("content_block_start", BlockStart(self._index, block))
+        return named_event("content_block_start", BlockStart(self._index, block))
 
     def _delta(self, part: Part) -> bytes:
         match part:
@@ -268,7 +269,3 @@ def to_stop(finish: Finish, counts: TokenCounts, max_tokens: int, calls: int) ->
     if isinstance(finish.stop, str):
         return Stop("stop_sequence", finish.stop)
     return Stop("tool_use" if calls else "end_turn")
-
-
-def sse(name: str, event: msgspec.Struct) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), encode(event))

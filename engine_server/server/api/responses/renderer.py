@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from engine_server.contract.stream_ends import FailureBody, ResponseEvent, responses_end
+from engine_server.contract.stream_ends import FailureBody, ResponseEvent, named_event, responses_end
 from engine_server.server.api.chat.logprobs import TokenLogprob, to_logprobs
 from engine_server.server.api.responses.body import (
     Content,
@@ -246,7 +246,7 @@ class ResponseRenderer(Renderer):
 
     def _send(self, event: StreamEvent) -> bytes:
         self.num_events += 1
-        return b"event: %b\ndata: %b\n\n" % (event.type.encode(), encode(event))
+        return named_event(event.type, event)
 
 
 class ItemStream:
