@@ -8,7 +8,7 @@ SchedulingPolicy = Literal["fcfs", "priority"]
 
 
 class PolicyDescription(NamedTuple):
-    """What the engine's users need to know of a scheduling policy, whose queue is in core/scheduling/waiting.py."""
+    """A scheduling policy as the engine's users see it; its queue is in core/scheduling/waiting.py."""
 
     # By what requests are ordered.
     order: str

@@ -1,10 +1,10 @@
-"""What is known once the model is loaded."""
+"""Facts that are known once the model is loaded."""
 
 import msgspec
 
 
 class StartFacts(msgspec.Struct, frozen=True):
-    """What the first rank has found out during the start."""
+    """Facts that the first rank finds out during the start."""
 
     # Of each kind of attention without a window, or of every kind if all have windows; 0: there is no cache.
     num_blocks: int

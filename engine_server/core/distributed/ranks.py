@@ -11,13 +11,10 @@ R = TypeVar("R")
 
 
 class Ranks:
-    """The first rank's runner in this process, and the others' in processes of their own.
-
-    first: the first rank's.
-    """
+    """The first rank's runner in this process, and the others' in processes of their own."""
 
     def __init__(self, first: Runner, workers: WorkerProcesses) -> None:
-        self.first = first
+        self._first = first
         self._workers = workers
 
     @property
@@ -27,7 +24,7 @@ class Ranks:
     def run(self, method: Callable[[CollectiveCalls, *Ts], R], *args: *Ts) -> R:
         """Call a method on every rank; return the first rank's result. Raises EngineDeadError if a rank has ended."""
         self.run_on_others(method, *args)
-        result: R = getattr(self.first, method.__name__)(*args)
+        result: R = getattr(self._first, method.__name__)(*args)
         return result
 
     def run_on_others(self, method: Callable[[CollectiveCalls, *Ts], object], *args: *Ts) -> None:

@@ -38,7 +38,7 @@ class HeadDrafter(ChainDrafter):
     def limits(self, requests: Sequence[GenerationRequest], most: int) -> list[int]:
         if not self._has_room(requests):
             return [0] * len(requests)
-        return [most if self._latest([request]) else 0 for request in requests]
+        return [0 if self._source(request) is None else most for request in requests]
 
     def follow(self, requests: Sequence[Request]) -> None:
         batch = [msgspec.structs.replace(part, samples=False) for part in self._latest(requests)]
@@ -57,14 +57,19 @@ class HeadDrafter(ChainDrafter):
         batch: Batch = []
         self._sources = {}
         for request in requests:
-            source = request.draft_source
-            if source is None or source.step != self._step or request.computed <= source.start:
-                continue
-            assert request.row is not None
-            count = request.computed - source.start
-            batch.append(Scheduled(request, request.row, source.start + 1, count, samples=True))
-            self._sources[request.row] = source.first
+            if (source := self._source(request)) is not None:
+                assert request.row is not None
+                count = request.computed - source.start
+                batch.append(Scheduled(request, request.row, source.start + 1, count, samples=True))
+                self._sources[request.row] = source.first
         return batch
+
+    def _source(self, request: Request) -> DraftSource | None:
+        """Return a request's tokens in the target's latest step, if it has any there that are still computed."""
+        source = request.draft_source
+        if source is None or source.step != self._step or request.computed <= source.start:
+            return None
+        return source
 
     def _tokens(self, batch: Batch) -> list[int]:
         """Compute a step of the head; return the token of each part that samples."""
