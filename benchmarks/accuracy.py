@@ -23,13 +23,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from benchmarks.record import save
 from engine_server.config import DeviceConfig
+from engine_server.model_sources import resolve
 from engine_server.modeling.formats.integer import dequantised
 from engine_server.modeling.formats.quantized import QuantizedFormat
 from engine_server.modeling.formats.rounding import rounded_to_float8, rounded_to_integers
 from engine_server.modeling.formats.weight_format import WeightFormat, WeightLayout, as_loaded
-from engine_server.modeling.loading.weights import replace_linears, settle
+from engine_server.modeling.loader.weights import replace_linears, settle
 from engine_server.modeling.platform.choice import choose_platform
-from engine_server.models import resolve
 
 # Tokens that the model sees at once.
 CONTEXT = 250

@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from benchmarks.record import save
 from engine_server import EngineArgs, LLMEngine, LoRARequest, SamplingParams, TokensPrompt
 from engine_server.core.model_runner import ModelRunner
-from engine_server.models import resolve
+from engine_server.model_sources import resolve
 
 INPUT_TOKENS = OUTPUT_TOKENS = 64
 

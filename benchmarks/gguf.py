@@ -22,7 +22,7 @@ def convert_here(file: Path, dense: bool) -> dict[str, float]:
     """Convert `file` in this process; return seconds, and MiB of memory and of the result."""
     import transformers
 
-    from engine_server.models.gguf import conversion as gguf
+    from engine_server.model_sources.gguf import conversion as gguf
 
     transformers.AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -15,13 +15,13 @@ from engine_server.core.runner import OnPhase, Runner
 from engine_server.core.sampling.kernel_sampler import KernelSampler
 from engine_server.core.sampling.pipeline import LogitsPipeline
 from engine_server.core.sampling.sampler import Sampler
-from engine_server.modeling.communicator import Communicator
-from engine_server.modeling.device_time import DeviceTimer
-from engine_server.modeling.memory.cache_spec import FULL
+from engine_server.modeling.cache.spec import FULL
+from engine_server.modeling.device.communicator import Communicator
+from engine_server.modeling.device.progress import ProgressClock
+from engine_server.modeling.device.timing import DeviceTimer
+from engine_server.modeling.graphs.staging import Staging
 from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.modeling.platform.interface import Platform
-from engine_server.modeling.progress import ProgressClock
-from engine_server.modeling.staging import Staging
 
 # The token of every answer.
 TOKEN = 7

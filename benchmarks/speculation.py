@@ -25,7 +25,7 @@ from benchmarks.driving import finish, prompts_of, start
 from benchmarks.record import save
 from engine_server import EngineArgs, LLMEngine, RequestOutputKind, SamplingParams
 from engine_server.engine.arguments.flags import json_object
-from engine_server.models import resolve
+from engine_server.model_sources import resolve
 from engine_server.requests.scheduler_stats import SchedulerStats
 from engine_server.telemetry.loggers import StatLoggerBase
 from engine_server.telemetry.stats import IterationStats

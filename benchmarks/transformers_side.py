@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 from benchmarks.driving import Prompts
-from engine_server.models import resolve
+from engine_server.model_sources import resolve
 
 # A PreTrainedModel that generates, for which transformers has no type.
 GeneratingModel = Any

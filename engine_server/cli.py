@@ -15,7 +15,9 @@ COMMANDS = {
     "router": Command("engine_server.router.command", "spread requests over engine replicas"),
     "operator": Command("llm_operator.command", "turn LLMDeployments into pods"),
     "up": Command("llm_local.command", "run LLMDeployments on this machine, without a cluster"),
-    "fetch": Command("engine_server.models.command", "fetch a model into a local folder and print its path"),
+    "fetch": Command(
+        "engine_server.model_sources.command", "fetch a model into a local folder and print its path"
+    ),
     "bench": Command("engine_server.bench.command", "measure any OpenAI-compatible server under load"),
     "version": Command("engine_server.version", "print the version; with --verbose what a bug report needs"),
 }

@@ -15,9 +15,9 @@ from engine_server.contract.api import GROUP
 from engine_server.contract.command_line import Parser
 from engine_server.contract.downloads import amount
 from engine_server.contract.version import VERSION
+from engine_server.model_sources.store import cache
 from engine_server.modeling.native.levels import LEVELS, instruction_level, library_file
 from engine_server.modeling.platform.cpu_quota import available_cpus
-from engine_server.models.store import cache
 from engine_server.router.sources.kubernetes.access import Access, AccessError, find_access
 
 PACKAGES = ("torch", "transformers", "triton")

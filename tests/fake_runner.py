@@ -18,9 +18,9 @@ from engine_server.core.model_runner import ModelRunner
 from engine_server.modeling.adapters.peft_folder import LowRankAdapter
 from engine_server.modeling.attention.interface import IntArray
 from engine_server.modeling.attention.step_attention import StepAttention
-from engine_server.modeling.device_time import DeviceTimer
-from engine_server.modeling.memory.cache_spec import FULL
-from engine_server.modeling.memory.memory_ledger import MemoryLedger
+from engine_server.modeling.cache.ledger import MemoryLedger
+from engine_server.modeling.cache.spec import FULL
+from engine_server.modeling.device.timing import DeviceTimer
 from engine_server.modeling.platform.cpu import CpuPlatform
 
 

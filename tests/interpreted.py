@@ -3,9 +3,9 @@
 import torch
 
 from engine_server.modeling.attention.interface import AttentionBackend
+from engine_server.modeling.cache.layout import Layout
 from engine_server.modeling.formats.weight_format import WeightLayout
 from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet
-from engine_server.modeling.memory.cache_layout import Layout
 from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.modeling.platform.cuda import TritonPlatform
 from engine_server.modeling.platform.interface import Platform

@@ -29,7 +29,7 @@ from engine_server.core.scheduling.request import GenerationRequest, PoolingRequ
 from engine_server.core.scheduling.scheduler import Scheduler
 from engine_server.core.scheduling.step_result import StepResult
 from engine_server.modeling.attention.interface import AttentionBackend
-from engine_server.modeling.staging import NO_CHANGES
+from engine_server.modeling.graphs.staging import NO_CHANGES
 from engine_server.requests.messages import AddRequest
 
 # Owners of what no attribute of the core reaches.

@@ -11,10 +11,10 @@ from snapshots import assert_unchanged
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from engine_server.modeling.communicator import Communicator
-from engine_server.modeling.loading.attention import implementation_for
-from engine_server.modeling.loading.backbone import backbone
-from engine_server.modeling.loading.passes import LoadPlan, replace_modules, verified_choices
+from engine_server.modeling.device.communicator import Communicator
+from engine_server.modeling.loader.attention import implementation_for
+from engine_server.modeling.loader.backbone import backbone
+from engine_server.modeling.loader.passes import LoadPlan, replace_modules, verified_choices
 from engine_server.modeling.platform.interface import Platform
 
 FOLDER = Path(__file__).parent / "modeling" / "snapshots"

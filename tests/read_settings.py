@@ -13,10 +13,10 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from engine_server import EngineArgs
+from engine_server.model_sources import settings_tables as tables
 from engine_server.modeling.adapters.peft_folder import AdapterError, read_low_rank_adapter
 from engine_server.modeling.adapters.prompt_folder import read_prompt_adapter
 from engine_server.modeling.formats.checkpoints.checkpoint import QuantizedCheckpoint
-from engine_server.models import settings_tables as tables
 
 # Makes a folder in which a setting has a value, and returns what is computed of it, or the words of a refusal.
 Result = Callable[[Path, Any], Any]

@@ -17,7 +17,7 @@ from engine_server.core.sampling.sampler import Sampler
 from engine_server.core.scheduling.batch import Batch, Scheduled
 from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.core.scheduling.step_result import StepResult
-from engine_server.modeling.device_time import DeviceTimer
+from engine_server.modeling.device.timing import DeviceTimer
 from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.modeling.platform.interface import Platform
 

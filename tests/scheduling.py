@@ -8,9 +8,9 @@ from engine_server.core.scheduling.batch import Batch, sampled_part
 from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.core.scheduling.scheduler import Scheduler
 from engine_server.core.scheduling.step_result import StepResult
-from engine_server.modeling.memory.cache_layout import Layout
-from engine_server.modeling.memory.cache_spec import FULL, CacheSpec, LayerShape
-from engine_server.modeling.memory.kv_cache import pool_sizes
+from engine_server.modeling.cache.kv_cache import pool_sizes
+from engine_server.modeling.cache.layout import Layout
+from engine_server.modeling.cache.spec import FULL, CacheSpec, LayerShape
 from engine_server.requests.messages import RequestStep
 from engine_server.requests.sampling_params import SamplingParams
 

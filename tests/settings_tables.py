@@ -8,8 +8,8 @@ writes it.
 import re
 from pathlib import Path
 
-from engine_server.models import settings_tables
-from engine_server.models.folder_settings import Format, Setting, is_empty
+from engine_server.model_sources import settings_tables
+from engine_server.model_sources.folder_settings import Format, Setting, is_empty
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 HEADER = "| format | settings | treatment | why |\n| --- | --- | --- | --- |\n"

@@ -16,7 +16,7 @@ import pytest
 Choices = dict[tuple[Any, ...], tuple[Any, Any]]
 
 
-TRIAL = "engine_server.modeling.loading.trial"
+TRIAL = "engine_server.modeling.loader.trial"
 
 
 @pytest.fixture(autouse=True)
@@ -39,8 +39,8 @@ def sharing(choices: Choices) -> Iterator[None]:
     """Make the trials of this process share `choices` within the context."""
     from engine_server.modeling.drafting import reading
     from engine_server.modeling.layers.weight_layer import original_class
-    from engine_server.modeling.loading import model_loader
-    from engine_server.modeling.loading.passes import verified_choices
+    from engine_server.modeling.loader import model_loader
+    from engine_server.modeling.loader.passes import verified_choices
 
     def shared_choices(model: Any, platform: Any, context: int = sys.maxsize) -> Any:
         settings, kernels = model.config.to_dict(), platform.module_kernels

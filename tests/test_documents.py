@@ -19,7 +19,7 @@ from llm_operator.api.spec import parse
 
 import engine_server
 import engine_server.bench.command
-import engine_server.models.command
+import engine_server.model_sources.command
 import engine_server.router.callers.new_key
 import engine_server.router.command
 import engine_server.version
@@ -125,7 +125,7 @@ def parsers() -> dict[str, Callable[[list[str]], object]]:
         "router": parse_router,
         "operator": llm_operator.flags.parser().parse_args,
         "up": llm_local.command.build_parser().parse_args,
-        "fetch": engine_server.models.command.build_parser().parse_args,
+        "fetch": engine_server.model_sources.command.build_parser().parse_args,
         "bench": engine_server.bench.command.parser().parse_args,
         "version": engine_server.version.build_parser().parse_args,
     }

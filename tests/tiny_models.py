@@ -6,9 +6,9 @@ import torch
 import transformers
 
 from engine_server.modeling.attention.hook import IMPLEMENTATION
-from engine_server.modeling.communicator import Communicator
-from engine_server.modeling.loading.passes import LoadPlan, replace_modules, verified_choices
-from engine_server.modeling.loading.weights import settle
+from engine_server.modeling.device.communicator import Communicator
+from engine_server.modeling.loader.passes import LoadPlan, replace_modules, verified_choices
+from engine_server.modeling.loader.weights import settle
 from engine_server.modeling.platform.interface import Platform
 
 TINY: dict[str, Any] = {

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pass_reports import architecture_named, build
 
-from engine_server.modeling.loading.passes import verified_choices
+from engine_server.modeling.loader.passes import verified_choices
 from engine_server.modeling.platform.interface import Platform
 from engine_server.modeling.replacements.replacement import Replacement
 from engine_server.modeling.replacements.report import PassReport

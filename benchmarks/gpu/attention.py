@@ -21,13 +21,13 @@ from torch import Tensor
 from benchmarks.gpu.limits import CALLS, DEVICE, DTYPE, Limits, rotated, seconds
 from benchmarks.gpu.report import Row, beside
 from benchmarks.gpu.shapes import SHAPES
+from engine_server.modeling.cache.layout import Pages
+from engine_server.modeling.cache.quantised import quantised
+from engine_server.modeling.heads.scoring import Scoring
 from engine_server.modeling.kernels import launch
 from engine_server.modeling.kernels.attention import decode, prefill
 from engine_server.modeling.kernels.cache_write import write_cache
 from engine_server.modeling.kernels.work_list import plan_work, spare_chunks
-from engine_server.modeling.memory.cache_layout import Pages
-from engine_server.modeling.memory.quantised import quantised
-from engine_server.modeling.scoring import Scoring
 
 BLOCK_SIZE = 16
 

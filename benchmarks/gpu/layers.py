@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from benchmarks.gpu.limits import CALLS, DEVICE, DTYPE, Limits, seconds
 from benchmarks.gpu.report import Row, beside
 from benchmarks.gpu.shapes import SHAPES
+from engine_server.modeling.cache.layout import Pages
+from engine_server.modeling.heads.pending import PendingRotation
 from engine_server.modeling.kernels.activation import gated
 from engine_server.modeling.kernels.head_write import write_heads
 from engine_server.modeling.kernels.matmul import linear
@@ -24,8 +26,6 @@ from engine_server.modeling.kernels.sampling import sample
 from engine_server.modeling.kernels.sampling_parameters import PARAMETERS
 from engine_server.modeling.layers.kernel_sets.triton import TRITON
 from engine_server.modeling.layers.norm import FusedRMSNorm
-from engine_server.modeling.memory.cache_layout import Pages
-from engine_server.modeling.pending_heads import PendingRotation
 
 HIDDEN, WIDTH, VOCABULARY = 4096, 14336, 128256
 MODELS = {name: SHAPES[name] for name in ("Llama-3.1-8B", "Qwen3-0.6B")}

@@ -32,7 +32,7 @@ from engine_server.modeling.kernels.expert_products import multiply
 from engine_server.modeling.kernels.expert_tiles import plan_tiles
 from engine_server.modeling.layers.fused_experts import FusedExperts
 from engine_server.modeling.layers.gated_experts import DOWN, GATE_UP, receive_gated
-from engine_server.modeling.loading.rounding import after
+from engine_server.modeling.loader.rounding import after
 
 CONFIG = SHAPES["Qwen3-30B-A3B"]
 TOKENS = (1, 8, 64, 256, 8192)

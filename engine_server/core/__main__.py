@@ -12,7 +12,7 @@ import zmq
 
 from engine_server.config import EngineConfig
 from engine_server.core.distributed import child_process as child
-from engine_server.modeling.progress import FILE, ProgressClock
+from engine_server.modeling.device.progress import FILE, ProgressClock
 from engine_server.requests.messages import CoreMessage, FrontEndMessage, Phase, Ready
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from engine_server.core.span import Span
 from engine_server.core.speculation.speculator import make_speculator
 from engine_server.modeling.adapters.peft_folder import LowRankAdapter
 from engine_server.modeling.adapters.prompt_folder import read_prompt_adapter
-from engine_server.modeling.progress import ProgressClock
+from engine_server.modeling.device.progress import ProgressClock
 from engine_server.requests.adapters import PromptAdapterRequest
 from engine_server.requests.messages import (
     AbortRequests,

@@ -21,8 +21,8 @@ from engine_server.core.scheduling.batch import Batch, num_tokens, sampled_part
 from engine_server.core.scheduling.rows import Rows
 from engine_server.core.scheduling.step_result import StepReport, StepResult
 from engine_server.modeling.attention.interface import IntArray
-from engine_server.modeling.device_time import elapsed_seconds
-from engine_server.modeling.progress import ProgressClock
+from engine_server.modeling.device.progress import ProgressClock
+from engine_server.modeling.device.timing import elapsed_seconds
 
 # Number of times that each decode step is measured, and the seconds after which no further step is.
 MEASUREMENTS = 3

@@ -13,21 +13,21 @@ from transformers import PreTrainedModel
 from engine_server.config import EngineConfig, PoolingConfig
 from engine_server.core.scheduling.request import Request
 from engine_server.modeling.adapters.adapted_model import AdaptedModel
-from engine_server.modeling.answer_scorer import AnswerScorer
-from engine_server.modeling.communicator import Communicator
+from engine_server.modeling.cache.ledger import MemoryLedger
+from engine_server.modeling.device.communicator import Communicator
+from engine_server.modeling.device.progress import ProgressClock
 from engine_server.modeling.drafting.draft_head import DraftHead, collect_states
 from engine_server.modeling.drafting.eagle3_folder import load_eagle3
 from engine_server.modeling.drafting.mtp_checkpoint import load_mtp
-from engine_server.modeling.embedding_modules import load_embedding_modules
 from engine_server.modeling.layers.rope import SequenceRope, sequence_rope
 from engine_server.modeling.layers.weight_layer import all_tensors
-from engine_server.modeling.loading.model_loader import first_position, load_model
-from engine_server.modeling.loading.probe import Probe, run
-from engine_server.modeling.memory.memory_ledger import MemoryLedger
+from engine_server.modeling.loader.model_loader import first_position, load_model
+from engine_server.modeling.loader.probe import Probe, run
+from engine_server.modeling.model.answer_scorer import AnswerScorer
+from engine_server.modeling.model.embedding_modules import load_embedding_modules
+from engine_server.modeling.model.split_classifier import SplitClassifier
+from engine_server.modeling.model.split_model import SplitModel
 from engine_server.modeling.platform.interface import Platform
-from engine_server.modeling.progress import ProgressClock
-from engine_server.modeling.split_classifier import SplitClassifier
-from engine_server.modeling.split_model import SplitModel
 
 
 class LoadedModel:

@@ -12,7 +12,7 @@ from engine_server.core.sampling.prompt_logprobs import PromptChunk, PromptPart,
 from engine_server.core.scheduling.batch import Batch, Scheduled
 from engine_server.core.scheduling.request import UNKNOWN
 from engine_server.modeling.attention.interface import IntArray, StepInputs
-from engine_server.modeling.staging import TableChanges
+from engine_server.modeling.graphs.staging import TableChanges
 
 EMPTY = np.zeros(0, dtype=np.int64)
 

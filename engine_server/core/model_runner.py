@@ -36,18 +36,18 @@ from engine_server.core.step_capture import MOST_MIXED, EagerStep, StepCapture
 from engine_server.modeling.adapters.peft_folder import AdapterError, LowRankAdapter, read_low_rank_adapter
 from engine_server.modeling.attention.hook import ForwardContext
 from engine_server.modeling.attention.interface import AttentionBackend, Staged, StepInputs
-from engine_server.modeling.communicator import Communicator
-from engine_server.modeling.device_time import DeviceTimer
+from engine_server.modeling.cache.kv_cache import cache_dtype, num_blocks, pool_sizes
+from engine_server.modeling.cache.layout import Layout, lay_out
+from engine_server.modeling.cache.ledger import MemoryLedger
+from engine_server.modeling.device.communicator import Communicator
+from engine_server.modeling.device.progress import ProgressClock
+from engine_server.modeling.device.timing import DeviceTimer
+from engine_server.modeling.graphs.staging import NO_CHANGES, Staging
 from engine_server.modeling.graphs.step_programs import MOST_COMPARED
-from engine_server.modeling.loading.invariance import settle_invariance
-from engine_server.modeling.loading.probe import probe
-from engine_server.modeling.memory.cache_layout import Layout, lay_out
-from engine_server.modeling.memory.host_memory import keep_freed_memory, return_freed_memory
-from engine_server.modeling.memory.kv_cache import cache_dtype, num_blocks, pool_sizes
-from engine_server.modeling.memory.memory_ledger import MemoryLedger
+from engine_server.modeling.loader.invariance import settle_invariance
+from engine_server.modeling.loader.probe import probe
 from engine_server.modeling.platform.choice import choose_platform
-from engine_server.modeling.progress import ProgressClock
-from engine_server.modeling.staging import NO_CHANGES, Staging
+from engine_server.modeling.platform.host_memory import keep_freed_memory, return_freed_memory
 from engine_server.requests.adapters import LoRARequest
 
 if TYPE_CHECKING:

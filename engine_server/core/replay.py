@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from engine_server.modeling.graphs.captured_step import CapturedStep
-from engine_server.modeling.staging import StepShape
+from engine_server.modeling.graphs.staging import StepShape
 
 
 class CapturedForward(NamedTuple):

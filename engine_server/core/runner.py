@@ -13,10 +13,10 @@ from engine_server.core.model_inputs import ModelInputs
 from engine_server.core.sampling.head import Head
 from engine_server.core.scheduling.request import Request
 from engine_server.modeling.adapters.peft_folder import LowRankAdapter
-from engine_server.modeling.communicator import Communicator
-from engine_server.modeling.device_time import DeviceTimer
+from engine_server.modeling.device.communicator import Communicator
+from engine_server.modeling.device.progress import ProgressClock
+from engine_server.modeling.device.timing import DeviceTimer
 from engine_server.modeling.platform.interface import Platform
-from engine_server.modeling.progress import ProgressClock
 from engine_server.requests.adapters import LoRARequest
 
 OnPhase = Callable[[str, float], None]

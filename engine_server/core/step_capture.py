@@ -16,12 +16,12 @@ from engine_server.core.model_inputs import ModelInputs
 from engine_server.core.replay import CapturedForward, Graphs, Replay
 from engine_server.modeling.attention.hook import ForwardContext
 from engine_server.modeling.attention.interface import IntArray, Staged, StepInputs
-from engine_server.modeling.communicator import Communicator
+from engine_server.modeling.device.communicator import Communicator
 from engine_server.modeling.graphs.captured_step import StepPart
 from engine_server.modeling.graphs.recording import UnrecordableError
+from engine_server.modeling.graphs.staging import Staging, StepShape
 from engine_server.modeling.graphs.step_programs import MOST_COMPARED
 from engine_server.modeling.platform.interface import Platform
-from engine_server.modeling.staging import Staging, StepShape
 
 if TYPE_CHECKING:
     from engine_server.core.sampling.kernel_sampler import KernelSampler

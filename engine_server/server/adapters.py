@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine_server.contract.quoting import quote
-from engine_server.models import ModelSourceError
-from engine_server.models.adapter import resolve_adapter
+from engine_server.model_sources import ModelSourceError
+from engine_server.model_sources.adapter import resolve_adapter
 from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
 from engine_server.requests.errors import InvalidRequestError
 

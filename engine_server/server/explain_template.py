@@ -12,8 +12,8 @@ import yaml
 
 from engine_server.contract.model_uri import HubRepository
 from engine_server.engine.input.tokenizer import read_tokenizer
-from engine_server.models import resolve
-from engine_server.models.source import locate
+from engine_server.model_sources import resolve
+from engine_server.model_sources.source import locate
 from engine_server.server.conversation.derivation.process import TemplateProcess
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine_server.models import commit_of
+from engine_server.model_sources import commit_of
 from engine_server.server.adapters import ServedAdapters
 from engine_server.server.conversation.layout import PLAIN_TEXT, Layout
 from engine_server.server.wanted_adapters import AdapterSet

@@ -26,8 +26,8 @@ from engine_server.contract.adapters import AdapterStates, WantedAdapter, Wanted
 from engine_server.contract.continuation import ReportedUsage
 from engine_server.contract.errors import ErrorCode
 from engine_server.contract.memory_shortage import MemoryShortage
-from engine_server.models.progress import Progress
-from engine_server.models.progress_server import serve
+from engine_server.model_sources.progress import Progress
+from engine_server.model_sources.progress_server import serve
 from engine_server.router.http.forwarded_fields import ANSWER_FIELDS
 from engine_server.router.http.wire import Fields
 from engine_server.router.requests.error_events import RETRYABLE_CODES

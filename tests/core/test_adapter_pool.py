@@ -22,7 +22,7 @@ from engine_server.core.scheduling.scheduler import Scheduler
 from engine_server.core.scheduling.step_result import StepResult
 from engine_server.core.span import Span
 from engine_server.modeling.adapters.peft_folder import LowRankAdapter
-from engine_server.modeling.memory.cache_spec import FULL
+from engine_server.modeling.cache.spec import FULL
 from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
 from engine_server.requests.sampling_params import SamplingParams
 

@@ -23,11 +23,11 @@ from engine_server.core.step_capture import Replay, StepCapture
 from engine_server.modeling.attention.hook import ForwardContext
 from engine_server.modeling.attention.interface import IntArray, StepInputs
 from engine_server.modeling.attention.step_attention import StepAttention
-from engine_server.modeling.communicator import Communicator
+from engine_server.modeling.device.communicator import Communicator
 from engine_server.modeling.drafting.draft_head import DraftHead, collect_states
 from engine_server.modeling.drafting.eagle3_folder import load_eagle3
 from engine_server.modeling.drafting.mtp_checkpoint import load_mtp
-from engine_server.modeling.loading.model_loader import load_model
+from engine_server.modeling.loader.model_loader import load_model
 from engine_server.modeling.platform.cpu import CpuPlatform
 
 NUM_DRAFTS = 3

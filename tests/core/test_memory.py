@@ -20,15 +20,15 @@ from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.modeling.attention.hook import ForwardContext
 from engine_server.modeling.attention.interface import StepInputs, UnsupportedModelError
 from engine_server.modeling.attention.step_attention import StepAttention
+from engine_server.modeling.cache.kv_cache import num_blocks
+from engine_server.modeling.cache.layout import lay_out
+from engine_server.modeling.cache.ledger import ADVICE, MemoryLedger, storage_bytes
+from engine_server.modeling.cache.spec import LayerShape
 from engine_server.modeling.drafting.draft_head import DraftHead
 from engine_server.modeling.formats.dense import DenseFormat
 from engine_server.modeling.formats.low_rank import LowRankFormat
 from engine_server.modeling.formats.packed import PackedFormat
-from engine_server.modeling.loading.probe import Probe
-from engine_server.modeling.memory.cache_layout import lay_out
-from engine_server.modeling.memory.cache_spec import LayerShape
-from engine_server.modeling.memory.kv_cache import num_blocks
-from engine_server.modeling.memory.memory_ledger import ADVICE, MemoryLedger, storage_bytes
+from engine_server.modeling.loader.probe import Probe
 from engine_server.modeling.native import library
 from engine_server.modeling.platform.cpu import CpuPlatform, NativePlatform
 from engine_server.modeling.platform.cuda import CudaPlatform

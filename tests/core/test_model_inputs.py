@@ -15,9 +15,9 @@ from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.core.scheduling.scheduler import Scheduler
 from engine_server.core.scheduling.step_result import StepResult
 from engine_server.core.span import Span
-from engine_server.modeling.memory.cache_spec import FULL
+from engine_server.modeling.cache.spec import FULL
+from engine_server.modeling.graphs.staging import Staging
 from engine_server.modeling.platform.cpu import CpuPlatform
-from engine_server.modeling.staging import Staging
 from engine_server.requests.sampling_params import SamplingParams
 
 BLOCK_SIZE = 16

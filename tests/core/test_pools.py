@@ -15,10 +15,10 @@ from engine_server.core.cache.block_pool import BlockPool
 from engine_server.core.cache.block_table import BlockTable
 from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.core.scheduling.step_result import StepResult
-from engine_server.modeling.memory.cache_layout import Layout, lay_out
-from engine_server.modeling.memory.cache_spec import FULL, ChunkSpec, LayerShape, WindowSpec
-from engine_server.modeling.memory.kv_cache import num_blocks, pool_sizes
-from engine_server.modeling.memory.memory_ledger import MemoryLedger
+from engine_server.modeling.cache.kv_cache import num_blocks, pool_sizes
+from engine_server.modeling.cache.layout import Layout, lay_out
+from engine_server.modeling.cache.ledger import MemoryLedger
+from engine_server.modeling.cache.spec import FULL, ChunkSpec, LayerShape, WindowSpec
 from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.requests.sampling_params import SamplingParams
 

@@ -16,9 +16,9 @@ from engine_server.core.scheduling.batch import Batch, by_request, has_drafts, n
 from engine_server.core.scheduling.request import UNKNOWN, GenerationRequest, Request, block_hash
 from engine_server.core.scheduling.scheduler import Scheduler
 from engine_server.core.scheduling.step_result import StepResult
-from engine_server.modeling.memory.cache_spec import FULL, CacheSpec, ChunkSpec, WindowSpec
+from engine_server.modeling.cache.spec import FULL, CacheSpec, ChunkSpec, WindowSpec
+from engine_server.modeling.graphs.staging import Staging
 from engine_server.modeling.platform.cpu import CpuPlatform
-from engine_server.modeling.staging import Staging
 from engine_server.requests.messages import AddRequest, RequestStep
 from engine_server.requests.sampling_params import SamplingParams
 

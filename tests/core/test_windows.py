@@ -15,8 +15,8 @@ from transformers import (
 )
 
 from engine_server import EngineArgs, LLMEngine
-from engine_server.modeling.memory.cache_layout import lay_out
-from engine_server.modeling.memory.cache_spec import FULL, LayerShape, WindowSpec
+from engine_server.modeling.cache.layout import lay_out
+from engine_server.modeling.cache.spec import FULL, LayerShape, WindowSpec
 
 pytestmark = pytest.mark.transformers
 

@@ -24,7 +24,7 @@ from cluster_manifests import Manifest
 from cluster_preparation import Prepared, prepare
 from waiting import until
 
-from engine_server.models import resolve
+from engine_server.model_sources import resolve
 
 NAMESPACES = ("team-a", "team-b")
 # A client's pause in seconds. Without it clients take all CPUs of a small machine, and engines start much more slowly.

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from waiting import until
 
 from engine_server.contract.labels import ENGINE_PORT
-from engine_server.models import resolve
+from engine_server.model_sources import resolve
 
 pytestmark = pytest.mark.e2e
 

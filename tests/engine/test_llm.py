@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from engine_server import LLM, BeamSearchParams, InvalidRequestError, RequestOutput, SamplingParams
-from engine_server.models import resolve
+from engine_server.model_sources import resolve
 
 pytestmark = pytest.mark.transformers
 

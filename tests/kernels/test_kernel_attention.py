@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from engine_server.modeling.cache.layout import Pages
+from engine_server.modeling.cache.quantised import FLOAT8, quantised
+from engine_server.modeling.cache.spec import spec_of
+from engine_server.modeling.heads.scoring import Scoring
+from engine_server.modeling.heads.window import Window
 from engine_server.modeling.kernels.attention import decode, prefill
 from engine_server.modeling.kernels.work_list import CHUNK, plan_work, spare_chunks
-from engine_server.modeling.memory.cache_layout import Pages
-from engine_server.modeling.memory.cache_spec import spec_of
-from engine_server.modeling.memory.quantised import FLOAT8, quantised
-from engine_server.modeling.scoring import Scoring
-from engine_server.modeling.window import Window
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # padding queries of a tile see no key
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from engine_server.modeling.cache.layout import Pages
+from engine_server.modeling.cache.quantised import FLOAT8, quantised
 from engine_server.modeling.kernels.cache_write import write_cache
-from engine_server.modeling.memory.cache_layout import Pages
-from engine_server.modeling.memory.quantised import FLOAT8, quantised
 
 
 @pytest.mark.parametrize(

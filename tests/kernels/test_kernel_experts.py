@@ -29,7 +29,7 @@ from engine_server.modeling.kernels.low_rank import add_low_rank
 from engine_server.modeling.layers.fused_experts import FusedExperts
 from engine_server.modeling.layers.gated_experts import DOWN, GATE_UP, receive_gated
 from engine_server.modeling.layers.kernel_sets.triton import TRITON
-from engine_server.modeling.loading.rounding import after
+from engine_server.modeling.loader.rounding import after
 from engine_server.modeling.replacements.experts import class_for
 from engine_server.modeling.replacements.gates import kernel_of_gate
 from engine_server.modeling.replacements.replacement import Setup

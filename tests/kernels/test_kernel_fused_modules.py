@@ -17,7 +17,7 @@ from engine_server.modeling.layers.decoder_layer import fused_layer
 from engine_server.modeling.layers.kernel_sets.triton import TRITON
 from engine_server.modeling.layers.norm import FusedRMSNorm, HeadNorm
 from engine_server.modeling.layers.rotation import ChosenRotation
-from engine_server.modeling.loading.probe import Probe, run
+from engine_server.modeling.loader.probe import Probe, run
 from engine_server.modeling.replacements.norms import is_norm, offset_of
 from engine_server.modeling.replacements.replacement import Setup
 

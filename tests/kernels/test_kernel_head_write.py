@@ -5,13 +5,13 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from engine_server.modeling.cache.layout import Pages
+from engine_server.modeling.cache.quantised import FLOAT8
+from engine_server.modeling.heads.pending import PendingHeads, PendingRotation
 from engine_server.modeling.kernels.cache_write import write_cache
 from engine_server.modeling.kernels.head_write import write_heads
 from engine_server.modeling.kernels.norm import rms_norm
 from engine_server.modeling.kernels.rotary import rotate
-from engine_server.modeling.memory.cache_layout import Pages
-from engine_server.modeling.memory.quantised import FLOAT8
-from engine_server.modeling.pending_heads import PendingHeads, PendingRotation
 
 TOKENS, BLOCKS, BLOCK_SIZE = 7, 5, 16
 # Differences of sums in another order, and of one rounding after them.

@@ -12,9 +12,9 @@ from transformers import PreTrainedModel
 
 from engine_server.modeling.attention.hook import ForwardContext
 from engine_server.modeling.attention.interface import StepInputs
-from engine_server.modeling.memory.cache_layout import lay_out
-from engine_server.modeling.memory.cache_spec import LayerShape
-from engine_server.modeling.staging import Staging
+from engine_server.modeling.cache.layout import lay_out
+from engine_server.modeling.cache.spec import LayerShape
+from engine_server.modeling.graphs.staging import Staging
 
 SIZES = TINY | {"vocab_size": 64, "head_dim": 16, "pad_token_id": 0}
 DECODES, BLOCK_SIZE, CONTEXT = 2, 16, 5

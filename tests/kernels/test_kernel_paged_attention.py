@@ -7,7 +7,7 @@ import torch
 from attention_steps import BLOCK_SIZE, PENDING, STEPS, WINDOWS, check
 
 from engine_server.modeling.attention.triton_backend import TritonAttention
-from engine_server.modeling.memory.cache_layout import Layout
+from engine_server.modeling.cache.layout import Layout
 from engine_server.modeling.platform.cpu import CpuPlatform
 
 

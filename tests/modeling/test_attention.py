@@ -11,12 +11,12 @@ from engine_server.modeling.attention.interface import StepInputs, UnsupportedMo
 from engine_server.modeling.attention.step_attention import StepAttention
 from engine_server.modeling.attention.torch_backend import TorchAttention
 from engine_server.modeling.attention.torch_scores import Sequence
-from engine_server.modeling.memory.cache_layout import lay_out
-from engine_server.modeling.memory.cache_spec import LayerShape
-from engine_server.modeling.pending_heads import Heads
+from engine_server.modeling.cache.layout import lay_out
+from engine_server.modeling.cache.spec import LayerShape
+from engine_server.modeling.heads.pending import Heads
+from engine_server.modeling.heads.scoring import Scoring
+from engine_server.modeling.heads.window import Window
 from engine_server.modeling.platform.cpu import CpuPlatform
-from engine_server.modeling.scoring import Scoring
-from engine_server.modeling.window import Window
 
 pytestmark = pytest.mark.transformers
 

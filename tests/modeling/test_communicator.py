@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine_server.modeling.communicator import Communicator, connect
+from engine_server.modeling.device.communicator import Communicator, connect
 from engine_server.modeling.platform.cpu import CpuPlatform
 
 CPU = CpuPlatform()

@@ -15,13 +15,13 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine_server import EngineArgs
-from engine_server.modeling.communicator import Communicator
+from engine_server.model_sources import ModelSourceError, folder
+from engine_server.model_sources.folder import INDEX, weight_bytes
+from engine_server.modeling.device.communicator import Communicator
 from engine_server.modeling.formats.checkpoints.checkpoint import QuantizedCheckpoint
 from engine_server.modeling.formats.checkpoints.stored import stored_tensors
-from engine_server.modeling.loading.model_loader import load_model
+from engine_server.modeling.loader.model_loader import load_model
 from engine_server.modeling.platform.cpu import CpuPlatform
-from engine_server.models import ModelSourceError, folder
-from engine_server.models.folder import INDEX, weight_bytes
 
 pytestmark = pytest.mark.usefixtures("shared_trials")
 

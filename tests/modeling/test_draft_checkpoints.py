@@ -15,12 +15,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from engine_server import EngineArgs, EngineConfig
-from engine_server.modeling.communicator import Communicator
+from engine_server.modeling.device.communicator import Communicator
 from engine_server.modeling.drafting.eagle3 import Eagle3Head
 from engine_server.modeling.drafting.eagle3_folder import load_eagle3
 from engine_server.modeling.drafting.mtp import MtpHead
 from engine_server.modeling.drafting.mtp_checkpoint import load_mtp
-from engine_server.modeling.loading.model_loader import load_model
+from engine_server.modeling.loader.model_loader import load_model
 from engine_server.modeling.platform.cpu import CpuPlatform
 
 pytestmark = [pytest.mark.transformers, pytest.mark.usefixtures("shared_trials")]

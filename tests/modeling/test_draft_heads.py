@@ -30,14 +30,14 @@ from transformers import PreTrainedModel
 from engine_server import EngineArgs, EngineConfig
 from engine_server.modeling.attention.hook import ForwardContext
 from engine_server.modeling.attention.interface import StepInputs, UnsupportedModelError
-from engine_server.modeling.communicator import Communicator
+from engine_server.modeling.cache.layout import lay_out
+from engine_server.modeling.cache.spec import FULL, WindowSpec
+from engine_server.modeling.device.communicator import Communicator
 from engine_server.modeling.drafting.draft_head import DraftHead, collect_states
 from engine_server.modeling.drafting.eagle3_folder import load_eagle3
 from engine_server.modeling.drafting.mtp_checkpoint import load_mtp
-from engine_server.modeling.loading.model_loader import load_model
-from engine_server.modeling.loading.probe import probe
-from engine_server.modeling.memory.cache_layout import lay_out
-from engine_server.modeling.memory.cache_spec import FULL, WindowSpec
+from engine_server.modeling.loader.model_loader import load_model
+from engine_server.modeling.loader.probe import probe
 from engine_server.modeling.platform.cpu import CpuPlatform, NativePlatform
 from engine_server.modeling.platform.interface import Platform
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_server.modeling.finite import all_finite
+from engine_server.modeling.formats.finite import all_finite
 
 VALUES = st.sampled_from(
     [0.0, -0.0, 1.5, -3.0, 65504.0, 1e-40, 3e38, 1e300, torch.inf, -torch.inf, torch.nan]

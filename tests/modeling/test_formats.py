@@ -10,7 +10,7 @@ from engine_server.modeling.formats.packed import PackedFormat, pack
 from engine_server.modeling.formats.tied import TiedFormat
 from engine_server.modeling.formats.weight_format import Cut, as_loaded
 from engine_server.modeling.layers.embedding import receive_embeddings
-from engine_server.modeling.loading.weights import replace_linears, settle
+from engine_server.modeling.loader.weights import replace_linears, settle
 
 SIZES = [(48, 144), (576, 3072), (1536, 576), (2048, 512), (4096, 300)]
 

@@ -8,7 +8,7 @@ from engine_server.modeling.formats.weight_format import as_loaded
 from engine_server.modeling.layers.gated_mlp import GatedMLP
 from engine_server.modeling.layers.kernel_sets.plain import CPU
 from engine_server.modeling.layers.linear import Linear
-from engine_server.modeling.loading.weights import replace_linears, settle
+from engine_server.modeling.loader.weights import replace_linears, settle
 from engine_server.modeling.replacements.mlps import MLPS
 from engine_server.modeling.replacements.projections import fuse_projections
 from engine_server.modeling.replacements.replacement import Setup

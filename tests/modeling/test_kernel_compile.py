@@ -12,11 +12,11 @@ import pytest
 import torch
 from tiers import tiered
 
-from engine_server.modeling.memory.cache_layout import Pages
-from engine_server.modeling.memory.quantised import FLOAT8
-from engine_server.modeling.pending_heads import PendingRotation
-from engine_server.modeling.scoring import Scoring
-from engine_server.modeling.window import Window
+from engine_server.modeling.cache.layout import Pages
+from engine_server.modeling.cache.quantised import FLOAT8
+from engine_server.modeling.heads.pending import PendingRotation
+from engine_server.modeling.heads.scoring import Scoring
+from engine_server.modeling.heads.window import Window
 
 triton = pytest.importorskip("triton")
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from engine_server import EngineArgs, LLMEngine, SamplingParams
 from engine_server.modeling.formats.checkpoints.stored import stored_tensors
-from engine_server.modeling.loading.leftovers import KNOWN, parameters_of, untaken
+from engine_server.modeling.loader.leftovers import KNOWN, parameters_of, untaken
 
 ATTENTION = "model.layers.0.self_attn"
 PROJECTION = f"{ATTENTION}.q_proj"

@@ -11,12 +11,12 @@ from tiers import tiered
 from transformers import AutoModelForCausalLM
 
 from engine_server import EngineArgs, LLMEngine, SamplingParams
-from engine_server.modeling.communicator import Communicator
-from engine_server.modeling.loading import model_loader
-from engine_server.modeling.memory import host_memory as memory
+from engine_server.model_sources.folder import weight_bytes
+from engine_server.modeling.platform import host_memory as memory
+from engine_server.modeling.device.communicator import Communicator
+from engine_server.modeling.loader import model_loader
 from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.modeling.platform.cuda import CudaPlatform
-from engine_server.models.folder import weight_bytes
 
 TOKENS = [5, 77, 31, 8, 120]
 

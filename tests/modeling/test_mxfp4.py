@@ -13,7 +13,7 @@ from transformers import GptOssConfig, GptOssForCausalLM
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from engine_server import EngineArgs
-from engine_server.modeling.communicator import Communicator
+from engine_server.modeling.device.communicator import Communicator
 from engine_server.modeling.formats.checkpoints.checkpoint import QuantizedCheckpoint
 from engine_server.modeling.formats.dense import DenseFormat
 from engine_server.modeling.formats.float4 import Float4Format
@@ -21,8 +21,8 @@ from engine_server.modeling.formats.native import native
 from engine_server.modeling.formats.native_minifloat import NativeMinifloatFormat
 from engine_server.modeling.formats.packed import pack
 from engine_server.modeling.formats.weight_format import Cut, as_loaded
-from engine_server.modeling.loading.model_loader import load_model
-from engine_server.modeling.loading.room import needed_bytes
+from engine_server.modeling.loader.model_loader import load_model
+from engine_server.modeling.loader.room import needed_bytes
 from engine_server.modeling.platform.cpu import CpuPlatform, NativePlatform
 
 pytestmark = pytest.mark.transformers

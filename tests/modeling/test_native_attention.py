@@ -16,13 +16,13 @@ from tiers import tiered
 from engine_server.modeling.attention.interface import StepInputs
 from engine_server.modeling.attention.native_backend import NativeAttention, NativeStepAttention
 from engine_server.modeling.attention.step_attention import StepAttention
-from engine_server.modeling.memory.cache_layout import lay_out
-from engine_server.modeling.memory.cache_spec import LayerShape, spec_of
-from engine_server.modeling.memory.quantised import FLOAT8, INT8, quantised
-from engine_server.modeling.pending_heads import Heads
+from engine_server.modeling.cache.layout import lay_out
+from engine_server.modeling.cache.quantised import FLOAT8, INT8, quantised
+from engine_server.modeling.cache.spec import LayerShape, spec_of
+from engine_server.modeling.heads.pending import Heads
+from engine_server.modeling.heads.scoring import Scoring
+from engine_server.modeling.heads.window import Window
 from engine_server.modeling.platform.cpu import NativePlatform
-from engine_server.modeling.scoring import Scoring
-from engine_server.modeling.window import Window
 
 pytestmark = [pytest.mark.usefixtures("level"), needs_kernels]
 CPU = NativePlatform()

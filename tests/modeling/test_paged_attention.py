@@ -11,7 +11,7 @@ from engine_server.modeling.attention.interface import StepInputs
 from engine_server.modeling.attention.native_backend import NativeAttention
 from engine_server.modeling.attention.step_attention import StepAttention
 from engine_server.modeling.attention.torch_backend import TorchAttention
-from engine_server.modeling.pending_heads import PendingHeads
+from engine_server.modeling.heads.pending import PendingHeads
 
 BACKENDS: dict[str, Make] = {
     kind.__name__: lambda layout, blocks, platform, kind=kind: kind(

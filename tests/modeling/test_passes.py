@@ -16,12 +16,12 @@ from transformers import PreTrainedModel
 
 from engine_server import EngineArgs
 from engine_server.modeling.attention.interface import UnsupportedModelError
-from engine_server.modeling.communicator import Communicator
+from engine_server.modeling.device.communicator import Communicator
 from engine_server.modeling.layers.kernel_sets.plain import CPU, NO_KERNELS, rms_norm
 from engine_server.modeling.layers.linear import Linear
-from engine_server.modeling.loading import model_loader
-from engine_server.modeling.loading.passes import LoadPlan, replace_modules, verified_choices
-from engine_server.modeling.loading.sample import num_layers, sample_copy
+from engine_server.modeling.loader import model_loader
+from engine_server.modeling.loader.passes import LoadPlan, replace_modules, verified_choices
+from engine_server.modeling.loader.sample import num_layers, sample_copy
 from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.modeling.replacements.decoder_layers import DECODER_LAYERS
 from engine_server.modeling.replacements.gates import GATES

@@ -11,11 +11,11 @@ import torch
 
 from engine_server import EngineArgs, LLMEngine
 from engine_server.config import DeviceConfig
+from engine_server.modeling.cache.layout import lay_out
+from engine_server.modeling.cache.spec import LayerShape, WindowSpec
 from engine_server.modeling.formats.dense import DenseFormat
 from engine_server.modeling.formats.quantized import QuantizedFormat
 from engine_server.modeling.formats.rounding import rounded_to_float8, rounded_to_integers
-from engine_server.modeling.memory.cache_layout import lay_out
-from engine_server.modeling.memory.cache_spec import LayerShape, WindowSpec
 from engine_server.modeling.native import library
 from engine_server.modeling.platform import choice
 from engine_server.modeling.platform.choice import choose_platform

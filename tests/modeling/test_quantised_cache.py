@@ -8,10 +8,10 @@ from tiers import tiered
 
 from engine_server import EngineArgs, LLMEngine
 from engine_server.modeling.attention.torch_backend import TorchAttention
-from engine_server.modeling.memory import kv_cache
-from engine_server.modeling.memory.cache_layout import lay_out
-from engine_server.modeling.memory.cache_spec import LayerShape
-from engine_server.modeling.memory.quantised import FLOAT8, INT8, quantised
+from engine_server.modeling.cache import kv_cache
+from engine_server.modeling.cache.layout import lay_out
+from engine_server.modeling.cache.quantised import FLOAT8, INT8, quantised
+from engine_server.modeling.cache.spec import LayerShape
 from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.modeling.platform.cuda import CudaPlatform
 

@@ -13,7 +13,7 @@ from tiny_models import TINY, tiny_model
 
 from engine_server import EngineArgs
 from engine_server.config import QuantizationConfig
-from engine_server.modeling.communicator import Communicator
+from engine_server.modeling.device.communicator import Communicator
 from engine_server.modeling.formats.dense import DenseFormat
 from engine_server.modeling.formats.float8 import Float8Format
 from engine_server.modeling.formats.integer import IntegerFormat
@@ -24,9 +24,9 @@ from engine_server.modeling.formats.reordered import ReorderedFormat
 from engine_server.modeling.formats.rounding import rounded_to_float8, rounded_to_integers
 from engine_server.modeling.formats.tied import TiedFormat
 from engine_server.modeling.formats.weight_format import Cut, as_loaded
-from engine_server.modeling.loading.model_loader import load_model
-from engine_server.modeling.loading.passes import LoadPlan, replace_modules
-from engine_server.modeling.loading.weights import settle
+from engine_server.modeling.loader.model_loader import load_model
+from engine_server.modeling.loader.passes import LoadPlan, replace_modules
+from engine_server.modeling.loader.weights import settle
 from engine_server.modeling.platform.cpu import CpuPlatform, NativePlatform
 
 pytestmark = pytest.mark.usefixtures("shared_trials")

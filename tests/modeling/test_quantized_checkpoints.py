@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from engine_server import EngineArgs
-from engine_server.modeling.communicator import Communicator
+from engine_server.modeling.device.communicator import Communicator
 from engine_server.modeling.formats.checkpoints.checkpoint import QuantizedCheckpoint
 from engine_server.modeling.formats.checkpoints.compressed_tensors import CompressedTensors
 from engine_server.modeling.formats.checkpoints.gptq import Gptq
@@ -28,8 +28,8 @@ from engine_server.modeling.formats.packed import pack as pack_weights
 from engine_server.modeling.formats.quantized import QuantizedFormat
 from engine_server.modeling.formats.reordered import ReorderedFormat
 from engine_server.modeling.formats.weight_format import as_loaded
-from engine_server.modeling.loading.model_loader import load_model
-from engine_server.modeling.loading.room import needed_bytes
+from engine_server.modeling.loader.model_loader import load_model
+from engine_server.modeling.loader.room import needed_bytes
 from engine_server.modeling.platform.cpu import CpuPlatform
 
 pytestmark = [pytest.mark.transformers, pytest.mark.usefixtures("shared_trials")]

@@ -12,7 +12,7 @@ from tiny_models import TINY, tiny_model
 
 from engine_server import EngineArgs, LLMEngine
 from engine_server.modeling.attention.interface import UnsupportedModelError
-from engine_server.modeling.loading.probe import probe
+from engine_server.modeling.loader.probe import probe
 
 pytestmark = pytest.mark.transformers
 

@@ -22,8 +22,8 @@ from engine_server.modeling.formats.weight_format import Cut, WeightLayout, as_l
 from engine_server.modeling.layers.experts import has_experts
 from engine_server.modeling.layers.gated_experts import DOWN, GATE_UP, receive_gated
 from engine_server.modeling.layers.routed_experts import RoutedExperts
-from engine_server.modeling.loading.room import saved_bytes
-from engine_server.modeling.loading.rounding import after, round_weights
+from engine_server.modeling.loader.room import saved_bytes
+from engine_server.modeling.loader.rounding import after, round_weights
 from engine_server.modeling.replacements.experts import computes_same
 
 pytestmark = pytest.mark.transformers

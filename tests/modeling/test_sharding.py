@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from torch.distributed import HashStore, ProcessGroupGloo
 from transformers import AttentionInterface, PreTrainedModel
 
-from engine_server.modeling.communicator import Communicator
+from engine_server.modeling.device.communicator import Communicator
 from engine_server.modeling.formats.weight_format import as_loaded
 from engine_server.modeling.layers.experts import Experts
 from engine_server.modeling.layers.kernel_sets.plain import CPU
-from engine_server.modeling.loading.sharding import shard
-from engine_server.modeling.loading.weights import (
+from engine_server.modeling.loader.sharding import shard
+from engine_server.modeling.loader.weights import (
     replace_embedding,
     replace_linears,
     settle,

@@ -9,9 +9,9 @@ from architectures import SHARED, SIZES, WINDOW
 
 from engine_server import EngineArgs
 from engine_server.modeling.attention.hook import IMPLEMENTATION
-from engine_server.modeling.loading.probe import probe
-from engine_server.modeling.memory.cache_layout import lay_out
-from engine_server.modeling.memory.cache_spec import FULL, LayerShape, WindowSpec
+from engine_server.modeling.cache.layout import lay_out
+from engine_server.modeling.cache.spec import FULL, LayerShape, WindowSpec
+from engine_server.modeling.loader.probe import probe
 
 CPU = torch.device("cpu")
 GEMMA_4 = {"global_head_dim": 16, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 96}

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from engine_server.modeling.attention.interface import Staged, StepInputs
+from engine_server.modeling.graphs.staging import Staging, StepShape
 from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.modeling.platform.interface import Platform
-from engine_server.modeling.staging import Staging, StepShape
 
 BLOCK_SIZE, KINDS, ROWS, COLUMNS = 16, 2, 5, 3
 # By kind and row.

@@ -16,7 +16,7 @@ from engine_server.modeling.layers.gated_mlp import GatedMLP
 from engine_server.modeling.layers.kernel_sets.plain import CPU, silu_and_mul
 from engine_server.modeling.layers.norm import FusedRMSNorm
 from engine_server.modeling.layers.rotation import ChosenRotation
-from engine_server.modeling.loading.probe import Probe, run
+from engine_server.modeling.loader.probe import Probe, run
 from engine_server.modeling.native import library
 from engine_server.modeling.platform.cpu import CpuPlatform
 

@@ -13,8 +13,8 @@ from engine_server import EngineArgs, LLMEngine, SamplingParams
 from engine_server.modeling.attention.hook import IMPLEMENTATION, ForwardContext, running_forward
 from engine_server.modeling.attention.interface import StepInputs
 from engine_server.modeling.attention.step_attention import StepAttention
-from engine_server.modeling.pending_heads import Heads
-from engine_server.modeling.scoring import Scoring
+from engine_server.modeling.heads.pending import Heads
+from engine_server.modeling.heads.scoring import Scoring
 
 pytestmark = pytest.mark.transformers
 

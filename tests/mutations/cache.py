@@ -2,9 +2,9 @@
 
 from fault import Fault
 
-LAYOUT = "engine_server/modeling/memory/cache_layout.py"
-SIZES = "engine_server/modeling/memory/kv_cache.py"
-SPECS = "engine_server/modeling/memory/cache_spec.py"
+LAYOUT = "engine_server/modeling/cache/layout.py"
+SIZES = "engine_server/modeling/cache/kv_cache.py"
+SPECS = "engine_server/modeling/cache/spec.py"
 TABLE = "engine_server/core/cache/block_table.py"
 TESTS = ("tests/core/test_pools.py",)
 STATE_SPEC = ("tests/core/scheduling/test_state_spec.py",)

@@ -15,8 +15,8 @@ from engine_process import EngineProcess, running_engine
 from local_server import serving
 from waiting import until
 
-from engine_server.models import record
-from engine_server.models.record import Checksums
+from engine_server.model_sources import record
+from engine_server.model_sources.record import Checksums
 
 STORY: dict[str, Any] = {
     "model": "smollm2",

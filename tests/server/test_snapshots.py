@@ -38,7 +38,7 @@ def test_metrics_are_unchanged(started: EngineProcess) -> None:
 def test_log_of_the_start_is_unchanged(started: EngineProcess) -> None:
     started.wait_for_line("POST /v1/completions")
     # The model is downloaded and converted only where that was not done before.
-    lines = [line for line in started.lines if " engine_server.models." not in line]
+    lines = [line for line in started.lines if " engine_server.model_sources." not in line]
     # Models that an earlier version converted have the end of the tokenizer alone.
     lines = [re.sub("answers end at: .*", "answers end at: ENDS", line) for line in lines]
     assert_unchanged(SNAPSHOTS / "engine_log.txt", without_variables(lines))

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine_server.core.cache.block_pool import BlockPool
-from engine_server.modeling.memory.cache_spec import CacheSpec, whole_kind
+from engine_server.modeling.cache.spec import CacheSpec, whole_kind
 
 # Stands for a unit in the cells between two columns of a row that have one.
 NO_UNIT = -1

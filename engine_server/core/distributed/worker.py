@@ -12,7 +12,7 @@ import zmq
 from engine_server.config import EngineConfig
 from engine_server.core.distributed.child_process import run
 from engine_server.core.distributed.runner_calls import CallDecoder
-from engine_server.modeling.communicator import connect
+from engine_server.modeling.device.communicator import connect
 from engine_server.modeling.platform.choice import choose_platform
 
 MODULE = "engine_server.core.distributed.worker"

@@ -13,7 +13,7 @@ from engine_server.config import EngineConfig
 from engine_server.core.distributed.child_process import Children
 from engine_server.core.distributed.runner_calls import CallEncoder
 from engine_server.core.distributed.worker import CONFIG_FILE, MODULE, rendezvous_address
-from engine_server.modeling.communicator import Communicator, connect
+from engine_server.modeling.device.communicator import Communicator, connect
 from engine_server.modeling.platform.choice import choose_platform
 from engine_server.requests.errors import EngineDeadError
 

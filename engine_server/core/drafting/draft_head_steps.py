@@ -10,9 +10,9 @@ from engine_server.core.drafting.draft_steps import DraftSteps
 from engine_server.core.loaded_model import LoadedModel
 from engine_server.core.model_inputs import ModelInputs
 from engine_server.modeling.attention.interface import Staged, UnsupportedModelError
-from engine_server.modeling.communicator import Communicator
-from engine_server.modeling.memory.cache_layout import Layout
-from engine_server.modeling.memory.memory_ledger import MemoryLedger
+from engine_server.modeling.cache.layout import Layout
+from engine_server.modeling.cache.ledger import MemoryLedger
+from engine_server.modeling.device.communicator import Communicator
 from engine_server.modeling.platform.interface import Platform
 
 

@@ -6,13 +6,13 @@ from engine_server.config import EngineConfig
 from engine_server.core.drafting.draft_steps import DraftSteps
 from engine_server.core.loaded_model import LoadedModel
 from engine_server.modeling.attention.interface import Staged, UnsupportedModelError
-from engine_server.modeling.communicator import Communicator
-from engine_server.modeling.loading.probe import probe
-from engine_server.modeling.memory.cache_layout import Layout, lay_out
-from engine_server.modeling.memory.cache_spec import FULL
-from engine_server.modeling.memory.memory_ledger import MemoryLedger
+from engine_server.modeling.cache.layout import Layout, lay_out
+from engine_server.modeling.cache.ledger import MemoryLedger
+from engine_server.modeling.cache.spec import FULL
+from engine_server.modeling.device.communicator import Communicator
+from engine_server.modeling.device.progress import ProgressClock
+from engine_server.modeling.loader.probe import probe
 from engine_server.modeling.platform.interface import Platform
-from engine_server.modeling.progress import ProgressClock
 
 # Tokens of the forward that shows the shapes of the layers' caches.
 PROBED_TOKENS = 2

@@ -12,12 +12,12 @@ from engine_server.core.model_inputs import ModelInputs
 from engine_server.core.step_capture import EagerStep, StepCapture
 from engine_server.modeling.attention.hook import ForwardContext
 from engine_server.modeling.attention.interface import Staged, StepInputs, UnsupportedModelError
-from engine_server.modeling.communicator import Communicator
-from engine_server.modeling.memory.cache_layout import Layout
-from engine_server.modeling.memory.kv_cache import cache_dtype
-from engine_server.modeling.memory.memory_ledger import MemoryLedger
+from engine_server.modeling.cache.kv_cache import cache_dtype
+from engine_server.modeling.cache.layout import Layout
+from engine_server.modeling.cache.ledger import MemoryLedger
+from engine_server.modeling.device.communicator import Communicator
+from engine_server.modeling.graphs.staging import Staging
 from engine_server.modeling.platform.interface import Platform
-from engine_server.modeling.staging import Staging
 
 
 class DraftSteps(ABC):

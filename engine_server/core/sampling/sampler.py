@@ -19,7 +19,7 @@ from engine_server.core.sampling.token_masks import TokenMasks
 from engine_server.core.scheduling.batch import Batch, sampled_part
 from engine_server.core.scheduling.request import GenerationRequest, Request
 from engine_server.core.scheduling.step_result import StepResult
-from engine_server.modeling.device_time import DeviceTimer
+from engine_server.modeling.device.timing import DeviceTimer
 from engine_server.modeling.platform.interface import Platform
 
 if TYPE_CHECKING:

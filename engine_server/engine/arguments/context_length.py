@@ -4,7 +4,7 @@ import copy
 import math
 from typing import Any, NamedTuple
 
-from engine_server.models.rope_overrides import layer_types_of_ropes
+from engine_server.model_sources.rope_overrides import layer_types_of_ropes
 
 # The context of a model whose config names no limit.
 DEFAULT_CONTEXT = 2048

@@ -6,7 +6,7 @@ from engine_server.config import ModelConfig, SpeculativeConfig
 from engine_server.engine.arguments.fields import Arguments
 from engine_server.engine.arguments.model_config import describe_model
 from engine_server.engine.input.tokenizer import load_tokenizer
-from engine_server.models import resolve
+from engine_server.model_sources import resolve
 
 
 def with_draft_model(

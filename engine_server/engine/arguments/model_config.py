@@ -19,10 +19,10 @@ from engine_server.engine.input.answer_ends import (
     overridden_ends,
     token_ids,
 )
-from engine_server.models import resolve
-from engine_server.models.hf_config import read_hf_config
-from engine_server.models.settings_tables import GENERATION_CONFIG as GENERATION_SETTINGS
-from engine_server.models.source import locate
+from engine_server.model_sources import resolve
+from engine_server.model_sources.hf_config import read_hf_config
+from engine_server.model_sources.settings_tables import GENERATION_CONFIG as GENERATION_SETTINGS
+from engine_server.model_sources.source import locate
 from engine_server.requests.sampling_params import SamplingParams
 
 # SamplingParams' names by those of generation_config.json.

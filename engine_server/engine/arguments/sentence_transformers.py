@@ -13,7 +13,7 @@ import msgspec
 
 from engine_server.config import DenseActivation, DenseModule, NormalizeModule, Pooling
 from engine_server.contract.quoting import quote
-from engine_server.models.settings_tables import (
+from engine_server.model_sources.settings_tables import (
     DENSE,
     ENCODER,
     ENTRY,

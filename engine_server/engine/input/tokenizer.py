@@ -11,8 +11,8 @@ from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
 from engine_server.config import ModelConfig
-from engine_server.models.folder import TOKENIZER_CONFIG
-from engine_server.models.gguf.tokenizer import is_converted
+from engine_server.model_sources.folder import TOKENIZER_CONFIG
+from engine_server.model_sources.gguf.tokenizer import is_converted
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.messages import Vocabulary
 from engine_server.requests.prompts import TokensPrompt

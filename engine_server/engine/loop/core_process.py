@@ -16,7 +16,7 @@ import zmq
 from engine_server.config import EngineConfig
 from engine_server.core.distributed.child_process import Child
 from engine_server.engine.loop.core_calls import CoreCalls
-from engine_server.modeling.progress import FILE, ProgressClock
+from engine_server.modeling.device.progress import FILE, ProgressClock
 from engine_server.requests.errors import EngineDeadError
 from engine_server.requests.messages import CallResult, CoreMessage, FrontEndMessage, Phase, Ready
 

@@ -15,10 +15,10 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from engine_server.contract.quoting import quote
-from engine_server.modeling.finite import all_finite
+from engine_server.model_sources.folder_settings import Format
+from engine_server.model_sources.settings_tables import LORA
+from engine_server.modeling.formats.finite import all_finite
 from engine_server.modeling.formats.low_rank import LowRankPair
-from engine_server.models.folder_settings import Format
-from engine_server.models.settings_tables import LORA
 
 T = TypeVar("T")
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from engine_server.contract.quoting import quote
+from engine_server.model_sources.settings_tables import P_TUNING, PROMPT_TUNING
 from engine_server.modeling.adapters.peft_folder import (
     CONFIG,
     AdapterError,
@@ -20,8 +21,7 @@ from engine_server.modeling.adapters.peft_folder import (
     read_settings,
     read_weights,
 )
-from engine_server.modeling.finite import all_finite
-from engine_server.models.settings_tables import P_TUNING, PROMPT_TUNING
+from engine_server.modeling.formats.finite import all_finite
 
 # The settings of each kind.
 KINDS = {"PROMPT_TUNING": PROMPT_TUNING, "P_TUNING": P_TUNING}

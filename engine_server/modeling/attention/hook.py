@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from engine_server.modeling.attention.interface import AttentionBackend, StepInputs, UnsupportedModelError
-from engine_server.modeling.device_time import DeviceTimer
-from engine_server.modeling.pending_heads import NOTHING_PENDING, Heads, PendingHeads
-from engine_server.modeling.progress import ProgressClock
-from engine_server.modeling.scoring import Scoring
-from engine_server.modeling.window import Window
+from engine_server.modeling.device.progress import ProgressClock
+from engine_server.modeling.device.timing import DeviceTimer
+from engine_server.modeling.heads.pending import NOTHING_PENDING, Heads, PendingHeads
+from engine_server.modeling.heads.scoring import Scoring
+from engine_server.modeling.heads.window import Window
 
 # The name under which transformers finds the hook.
 IMPLEMENTATION = "fairlead"

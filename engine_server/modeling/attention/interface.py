@@ -9,9 +9,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine_server.modeling.memory.cache_layout import Layout, Pages
-from engine_server.modeling.pending_heads import Heads
-from engine_server.modeling.scoring import Scoring
+from engine_server.modeling.cache.layout import Layout, Pages
+from engine_server.modeling.heads.pending import Heads
+from engine_server.modeling.heads.scoring import Scoring
 
 IntArray = npt.NDArray[np.int64]
 Numbers = IntArray | Sequence[int]

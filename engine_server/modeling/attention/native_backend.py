@@ -8,8 +8,8 @@ from engine_server.modeling.attention.interface import IntArray, StepInputs, Uns
 from engine_server.modeling.attention.native_pages import GROUP, attend, takes, write
 from engine_server.modeling.attention.step_attention import StepAttention
 from engine_server.modeling.attention.torch_backend import TorchAttention
-from engine_server.modeling.memory.cache_layout import Pages
-from engine_server.modeling.scoring import Scoring
+from engine_server.modeling.cache.layout import Pages
+from engine_server.modeling.heads.scoring import Scoring
 
 
 class NativeAttention(TorchAttention):

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from engine_server.modeling.memory.cache_layout import Pages
-from engine_server.modeling.memory.quantised import FLOAT8, INT8
+from engine_server.modeling.cache.layout import Pages
+from engine_server.modeling.cache.quantised import FLOAT8, INT8
+from engine_server.modeling.heads.scoring import Scoring
 from engine_server.modeling.native.library import DTYPES, address, kernels
-from engine_server.modeling.scoring import Scoring
 
 # Pages have tokens in groups of this number; a block is some groups.
 GROUP = 16

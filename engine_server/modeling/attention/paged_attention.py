@@ -5,8 +5,8 @@ from abc import abstractmethod
 from torch import Tensor
 
 from engine_server.modeling.attention.interface import AttentionBackend
-from engine_server.modeling.pending_heads import Heads
-from engine_server.modeling.scoring import Scoring
+from engine_server.modeling.heads.pending import Heads
+from engine_server.modeling.heads.scoring import Scoring
 
 
 class PagedAttention(AttentionBackend):

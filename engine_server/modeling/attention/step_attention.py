@@ -4,8 +4,8 @@ from torch import Tensor
 
 from engine_server.modeling.attention.interface import AttentionBackend, StepInputs
 from engine_server.modeling.attention.torch_scores import Sequence
-from engine_server.modeling.pending_heads import Heads
-from engine_server.modeling.scoring import Scoring
+from engine_server.modeling.heads.pending import Heads
+from engine_server.modeling.heads.scoring import Scoring
 
 
 class StepAttention(AttentionBackend):

@@ -19,11 +19,11 @@ from engine_server.modeling.attention.torch_scores import (
     may_write_scores,
     scores_of,
 )
-from engine_server.modeling.device import Device
-from engine_server.modeling.memory.cache_layout import Layout, Pages
-from engine_server.modeling.memory.quantised import quantised
+from engine_server.modeling.cache.layout import Layout, Pages
+from engine_server.modeling.cache.quantised import quantised
+from engine_server.modeling.device.interface import Device
+from engine_server.modeling.heads.scoring import Scoring
 from engine_server.modeling.native.recording import one_operation
-from engine_server.modeling.scoring import Scoring
 
 # Number of decodes of one width from which a CPU is faster in bfloat16 if scores are written to memory.
 MANY_DECODES = 16

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine_server.modeling.scoring import Scoring
+from engine_server.modeling.heads.scoring import Scoring
 
 # Maximum number of scores in memory at a time, if they must be written there.
 MOST_SCORES = 1 << 26

@@ -5,16 +5,16 @@ from torch import Tensor
 
 from engine_server.modeling.attention.interface import StepInputs, UnsupportedModelError
 from engine_server.modeling.attention.paged_attention import PagedAttention
-from engine_server.modeling.device import Device
+from engine_server.modeling.cache.layout import Layout, Pages
+from engine_server.modeling.device.interface import Device
+from engine_server.modeling.heads.pending import Heads
+from engine_server.modeling.heads.scoring import Scoring
+from engine_server.modeling.heads.window import Window
 from engine_server.modeling.kernels.attention import decode, prefill
 from engine_server.modeling.kernels.cache_write import write_cache
 from engine_server.modeling.kernels.head_write import write_heads
 from engine_server.modeling.kernels.launch import MAX_DIM, decode_table, prefill_table, settings
 from engine_server.modeling.kernels.work_list import WorkList, plan_work, spare_chunks
-from engine_server.modeling.memory.cache_layout import Layout, Pages
-from engine_server.modeling.pending_heads import Heads
-from engine_server.modeling.scoring import Scoring
-from engine_server.modeling.window import Window
 
 
 class TritonAttention(PagedAttention):

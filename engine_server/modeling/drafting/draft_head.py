@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 
 from engine_server.modeling.attention.hook import ForwardContext
 from engine_server.modeling.attention.interface import IntArray, StepInputs, UnsupportedModelError
-from engine_server.modeling.loading.probe import Probe
-from engine_server.modeling.memory.cache_spec import LayerShape
+from engine_server.modeling.cache.spec import LayerShape
+from engine_server.modeling.loader.probe import Probe
 
 # Tokens of the forward that records the shape of a head's cache.
 PROBED_TOKENS = 2

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from engine_server.config import LoadConfig, ModelConfig
+from engine_server.model_sources.folder import weight_files
 from engine_server.modeling.attention.hook import IMPLEMENTATION
 from engine_server.modeling.drafting.draft_head import num_layers
 from engine_server.modeling.drafting.eagle3 import Eagle3Head, Eagle3Model
@@ -16,7 +17,6 @@ from engine_server.modeling.drafting.eagle3_settings import auxiliary_layers, ch
 from engine_server.modeling.drafting.reading import open_weights, plan_for, read_module
 from engine_server.modeling.formats.checkpoints.stored import StoredTensor, StoredWeight
 from engine_server.modeling.platform.interface import Platform
-from engine_server.models.folder import weight_files
 
 # The two starts of the names of the head's decoder layer.
 LAYER, OTHER_LAYER = "midlayer.", "layers.0."

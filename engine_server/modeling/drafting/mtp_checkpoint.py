@@ -9,11 +9,11 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from engine_server.config import LoadConfig, ModelConfig
+from engine_server.model_sources.hf_config import read_hf_config
 from engine_server.modeling.drafting.draft_head import num_layers
 from engine_server.modeling.drafting.mtp import LAYOUTS, MtpHead, MtpLayout, model_class
 from engine_server.modeling.drafting.reading import open_weights, plan_for, read_module
 from engine_server.modeling.platform.interface import Platform
-from engine_server.models.hf_config import read_hf_config
 
 logger = logging.getLogger(__name__)
 

@@ -12,17 +12,17 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from engine_server.config import LoadConfig
-from engine_server.modeling.communicator import Communicator
+from engine_server.modeling.device.communicator import Communicator
 from engine_server.modeling.formats.checkpoints.stored import StoredTensor, StoredWeight, stored_tensors
-from engine_server.modeling.loading.attention import implementation_for
-from engine_server.modeling.loading.model_loader import (
+from engine_server.modeling.loader.attention import implementation_for
+from engine_server.modeling.loader.model_loader import (
     complete,
     one_weight_at_a_time,
     open_checkpoint,
     replaced_class,
 )
-from engine_server.modeling.loading.passes import LoadPlan, verified_choices
-from engine_server.modeling.loading.room import check_room, stored_bytes
+from engine_server.modeling.loader.passes import LoadPlan, verified_choices
+from engine_server.modeling.loader.room import check_room, stored_bytes
 from engine_server.modeling.platform.interface import Platform
 
 # The name of a tensor of one of several experts.

@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine_server.modeling.cache.layout import Pages
+from engine_server.modeling.heads.scoring import Scoring
 from engine_server.modeling.kernels.launch import (
     MIN_TILE,
     Launch,
@@ -21,8 +23,6 @@ from engine_server.modeling.kernels.launch import (
     prefill_table,
 )
 from engine_server.modeling.kernels.work_list import WorkList
-from engine_server.modeling.memory.cache_layout import Pages
-from engine_server.modeling.scoring import Scoring
 
 INTERPRETED = triton.knobs.runtime.interpret
 LOG2_E = tl.constexpr(1.4426950408889634)

@@ -4,8 +4,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine_server.modeling.memory import quantised
-from engine_server.modeling.memory.cache_layout import Pages
+from engine_server.modeling.cache import quantised
+from engine_server.modeling.cache.layout import Pages
 
 # Elements that one program copies at a time.
 TILE = 4096

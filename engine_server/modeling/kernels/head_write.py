@@ -7,10 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine_server.modeling.cache.layout import Pages
+from engine_server.modeling.heads.pending import PendingNorm, PendingRotation
 from engine_server.modeling.kernels.cache_write import LARGEST, SMALLEST, write_rows
 from engine_server.modeling.kernels.dependent_launch import dependent, start
-from engine_server.modeling.memory.cache_layout import Pages
-from engine_server.modeling.pending_heads import PendingNorm, PendingRotation
 
 # Elements of heads that one program takes.
 TILE = 1024

@@ -7,7 +7,7 @@ import torch
 import triton
 from torch import Tensor
 
-from engine_server.modeling.memory.quantised import FLOAT8
+from engine_server.modeling.cache.quantised import FLOAT8
 
 
 class Launch(NamedTuple):

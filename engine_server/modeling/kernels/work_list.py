@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine_server.modeling.window import Window
+from engine_server.modeling.heads.window import Window
 
 # Number of keys of which a chunk's size is a multiple; with fewer, joining chunks costs more than it gains.
 CHUNK = 128

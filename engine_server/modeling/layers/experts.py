@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from engine_server.modeling.communicator import Communicator
+from engine_server.modeling.device.communicator import Communicator
 from engine_server.modeling.formats.dense import DenseFormat
 from engine_server.modeling.formats.quantized_tensor import dense
 from engine_server.modeling.formats.weight_format import Cut, WeightFormat

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from engine_server.modeling.attention.hook import running_forward
-from engine_server.modeling.device import Device
+from engine_server.modeling.device.interface import Device
 from engine_server.modeling.native.recording import one_operation
 
 # The types of ropes whose factors depend on the longest position of a batch.

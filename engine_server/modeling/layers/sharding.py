@@ -9,7 +9,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from engine_server.modeling.communicator import Communicator
+from engine_server.modeling.device.communicator import Communicator
 from engine_server.modeling.formats.weight_format import Cut, WeightFormat
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, distributed, nn
 from engine_server.modeling.attention.interface import AttentionBackend
 from engine_server.modeling.attention.native_backend import NativeAttention, NativeStepAttention
 from engine_server.modeling.attention.torch_backend import TorchAttention
+from engine_server.modeling.cache.layout import Layout
 from engine_server.modeling.formats.native import fix_order, native
 from engine_server.modeling.formats.packed import pack
 from engine_server.modeling.formats.weight_format import WeightLayout
@@ -24,10 +25,9 @@ from engine_server.modeling.layers.fixed_order import check_rows
 from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet
 from engine_server.modeling.layers.kernel_sets.native import NATIVE
 from engine_server.modeling.layers.kernel_sets.plain import CPU
-from engine_server.modeling.memory.cache_layout import Layout
-from engine_server.modeling.memory.host_memory import free_host_memory
 from engine_server.modeling.native.library import kernels
 from engine_server.modeling.platform.cpu_quota import available_cpus
+from engine_server.modeling.platform.host_memory import free_host_memory
 from engine_server.modeling.platform.interface import Platform
 
 # Instruction sets that multiply a dtype, as torch.cpu.get_capabilities names them; any one is enough.

@@ -10,11 +10,11 @@ from torch import Tensor, distributed
 
 from engine_server.modeling.attention.interface import AttentionBackend
 from engine_server.modeling.attention.torch_backend import TorchAttention
+from engine_server.modeling.cache.layout import Layout
+from engine_server.modeling.cache.quantised import INT8
 from engine_server.modeling.formats.weight_format import WeightLayout, as_loaded
 from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet
 from engine_server.modeling.layers.kernel_sets.plain import NO_KERNELS
-from engine_server.modeling.memory.cache_layout import Layout
-from engine_server.modeling.memory.quantised import INT8
 from engine_server.modeling.platform.interface import Platform
 
 # The oldest compute capability that converts float8.

@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from engine_server.modeling.attention.interface import AttentionBackend
 from engine_server.modeling.attention.step_attention import StepAttention
-from engine_server.modeling.device import Device
+from engine_server.modeling.cache.layout import Layout
+from engine_server.modeling.device.interface import Device
 from engine_server.modeling.formats.weight_format import WeightLayout
 from engine_server.modeling.graphs.captured_step import CapturedStep, StepPart
 from engine_server.modeling.graphs.step_graphs import StepGraphs, ladder
 from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet
-from engine_server.modeling.memory.cache_layout import Layout
 
 
 class Platform(Device):

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from engine_server.modeling.attention.interface import UnsupportedModelError
-from engine_server.modeling.device import Device
+from engine_server.modeling.device.interface import Device
 from engine_server.modeling.layers.rope import SequenceRope, is_stretched
 from engine_server.modeling.layers.rope_table import ROPE, RopeTable
 from engine_server.modeling.replacements.report import PassReport, Tally

@@ -17,7 +17,7 @@ from random_requests import RandomRequests
 from scheduling import LONGEST, make
 
 from engine_server.core.scheduling.batch import Batch
-from engine_server.modeling.memory.cache_spec import FULL, ChunkSpec, WindowSpec
+from engine_server.modeling.cache.spec import FULL, ChunkSpec, WindowSpec
 from engine_server.requests.messages import RequestStep
 
 RECORDING = Path(__file__).with_name("recorded_steps.csv")

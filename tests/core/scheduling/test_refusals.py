@@ -8,7 +8,7 @@ from engine_server.core.cache.block_pool import BlockPool, Key
 from engine_server.core.cache.block_table import BlockTable
 from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.core.scheduling.scheduler import Scheduler
-from engine_server.modeling.memory.cache_spec import FULL
+from engine_server.modeling.cache.spec import FULL
 from engine_server.requests.sampling_params import SamplingParams
 
 

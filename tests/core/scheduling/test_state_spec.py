@@ -15,9 +15,9 @@ from scheduling import BLOCK, make, run
 from engine_server.core.scheduling.batch import Batch, by_request
 from engine_server.core.scheduling.request import UNKNOWN, GenerationRequest, Request
 from engine_server.core.scheduling.scheduler import Scheduler
-from engine_server.modeling.memory.cache_layout import lay_out
-from engine_server.modeling.memory.cache_spec import FULL, CacheSpec, LayerShape
-from engine_server.modeling.window import Positions
+from engine_server.modeling.cache.layout import lay_out
+from engine_server.modeling.cache.spec import FULL, CacheSpec, LayerShape
+from engine_server.modeling.heads.window import Positions
 from engine_server.requests.messages import RequestStep
 from engine_server.requests.sampling_params import SamplingParams
 

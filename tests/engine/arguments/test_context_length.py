@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine_server import EngineArgs
-from engine_server.models.hf_config import read_hf_config
+from engine_server.model_sources.hf_config import read_hf_config
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}
 GEMMA_3 = {

@@ -8,7 +8,7 @@ import pytest
 from tiers import tiered
 from tokenizers import Tokenizer
 
-from engine_server.models import resolve
+from engine_server.model_sources import resolve
 
 PROMPT = "The capital of France is"
 IDS = [504, 3575, 282, 4649, 314]

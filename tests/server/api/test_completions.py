@@ -7,7 +7,7 @@ import pytest
 from local_server import LocalServer
 from tokenizers import Tokenizer
 
-from engine_server.models import resolve
+from engine_server.model_sources import resolve
 
 PROMPTS = ["The capital of France is", "One, two, three,", "Once upon a time"]
 GREEDY: dict[str, Any] = {"model": "smollm2", "temperature": 0}

@@ -10,7 +10,7 @@ from api_client import JSON
 from waiting import until
 
 from engine_server.contract.version import VERSION
-from engine_server.models import resolve
+from engine_server.model_sources import resolve
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])

@@ -8,7 +8,7 @@ from local_server import serving
 from transformers import AutoTokenizer
 
 from engine_server.contract.bounds import TOKENIZED_BYTES, TOKENIZED_TOKENS
-from engine_server.models import resolve
+from engine_server.model_sources import resolve
 
 TEXT = "The capital of France is Paris, naïvely 🙂."
 TALK = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]

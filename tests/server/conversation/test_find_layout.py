@@ -11,7 +11,7 @@ from server.conversation.recorded_answers import FORMATS
 from server.conversation.test_reader import parse
 from transformers import AutoTokenizer
 
-from engine_server.models import resolve
+from engine_server.model_sources import resolve
 from engine_server.requests.marks import mark_character
 from engine_server.requests.reasoning import Mark
 from engine_server.server.conversation.chat_prompt import chat_prompt

@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 
+from engine_server.model_sources import settings_tables as tables
+from engine_server.model_sources.folder_settings import Format
+from engine_server.model_sources.gguf.conversion import METHOD
 from engine_server.modeling.formats.checkpoints.awq import Awq
 from engine_server.modeling.formats.checkpoints.compressed_tensors import CompressedTensors
 from engine_server.modeling.formats.checkpoints.float8 import Float8
@@ -15,9 +18,6 @@ from engine_server.modeling.formats.checkpoints.mxfp4 import Mxfp4
 from engine_server.modeling.formats.checkpoints.own import Own
 from engine_server.modeling.formats.checkpoints.scheme import Scheme
 from engine_server.modeling.formats.checkpoints.stored import StoredTensor, StoredWeight, stored_tensors
-from engine_server.models import settings_tables as tables
-from engine_server.models.folder_settings import Format
-from engine_server.models.gguf.conversion import METHOD
 
 # Readers by the `quant_method` of a config's `quantization_config`.
 SCHEMES: dict[str, type[Scheme]] = {

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from engine_server.contract.quoting import quote
+from engine_server.model_sources.settings_tables import SCHEME, UNUSED_ARGUMENTS, WEIGHTS
 from engine_server.modeling.formats.checkpoints.codes import WORD, integer_format, unpacked
 from engine_server.modeling.formats.checkpoints.float8 import UNUSED, float8_weights
 from engine_server.modeling.formats.checkpoints.scheme import Scheme, check_group, taken
 from engine_server.modeling.formats.checkpoints.stored import FLOATS, StoredTensor, StoredWeight
 from engine_server.modeling.formats.integer import IntegerFormat
 from engine_server.modeling.formats.quantized import QuantizedFormat
-from engine_server.models.settings_tables import SCHEME, UNUSED_ARGUMENTS, WEIGHTS
 
 # The locations of transforms that are applied to weights before they are stored.
 WEIGHT_TRANSFORMS = "weight_input", "weight_output"

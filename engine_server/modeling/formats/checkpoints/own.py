@@ -1,4 +1,4 @@
-"""The form into which models/gguf converts GGUF files: a tensor for each attribute of `IntegerFormat`.
+"""The form into which model_sources/gguf converts GGUF files: a tensor for each attribute of `IntegerFormat`.
 
 Of stacked experts these tensors are stacked too.
 """
@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
+from engine_server.model_sources.gguf.conversion import METHOD, VERSION
 from engine_server.modeling.formats.checkpoints.scheme import Scheme, taken
 from engine_server.modeling.formats.checkpoints.stored import FLOATS, StoredTensor, StoredWeight
 from engine_server.modeling.formats.integer import IntegerFormat
 from engine_server.modeling.formats.quantized import QuantizedFormat
 from engine_server.modeling.formats.stacked import StackedFormat
-from engine_server.models.gguf.conversion import METHOD, VERSION
 
 
 class Own(Scheme):

