@@ -1,8 +1,8 @@
 """The recording of a step: its operations in order, with every tensor as a place in a storage."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -77,8 +77,8 @@ class TorchCall(NamedTuple):
 class Recording:
     """The operations of a step with one number of rows."""
 
-    storages: list[Storage] = field(default_factory=list)
-    calls: list[NativeCall | TorchCall] = field(default_factory=list)
+    storages: list[Storage]
+    calls: list[NativeCall | TorchCall]
 
 
 def record(step: Callable[[], Any], inputs: Callable[[], list[Tensor]]) -> Recording:
@@ -137,7 +137,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise UnrecordableError(f"{func} depends on the values of a tensor")
         if func.overloadpacket in ALLOCATIONS:
             self._keep(result)
-            self._made[address(result)] = Storage("buffer", result.untyped_storage().nbytes(), result)
+            self._made[address(result)] = stored("buffer", result)
         elif func._schema.is_mutable or not self._aliases(result, args, options):
             self._add(func, args, options, result)
         else:
@@ -158,8 +158,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._keep(tensor)
             if all(address(tensor) != address(one) for one in given):
                 kind = "result" if calls is None else "buffer"
-                size = tensor.untyped_storage().nbytes()
-                self._made[address(tensor)] = Storage(kind, size, tensor)
+                self._made[address(tensor)] = stored(kind, tensor)
         if calls is None:
             self._seen.append((function, arguments, options, result))
         else:
@@ -170,57 +169,70 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def resolve(self, inputs: list[Tensor]) -> Recording:
         """Return the recording, with every address and tensor as a place in a storage."""
-        numbers: dict[int, int] = {}
-        recording = Recording()
+        places = Places(inputs, self._made, self._kept)
+        calls = [
+            places.native_call(*seen) if isinstance(seen[0], str) else places.torch_call(*seen)
+            for seen in self._seen
+        ]
+        return Recording(places.storages, calls)
 
-        def number(storage: Storage) -> int:
-            start = address(storage.tensor)
-            if start not in numbers:
-                numbers[start] = len(recording.storages)
-                recording.storages.append(storage)
-            return numbers[start]
 
+class Places:
+    """The storages that a step names, numbered in the order in which it first names them, the inputs first."""
+
+    def __init__(self, inputs: list[Tensor], made: Mapping[int, Storage], kept: Sequence[Tensor]) -> None:
+        """made: what operations have made, by address; kept: every tensor that was seen. Raises UnrecordableError."""
+        self.storages: list[Storage] = []
+        self._numbers: dict[int, int] = {}
         for tensor in inputs:
-            number(Storage("input", tensor.untyped_storage().nbytes(), tensor))
-        if len(recording.storages) != len(inputs):
+            self._number(stored("input", tensor))
+        if len(self.storages) != len(inputs):
             raise UnrecordableError("two tensors of the step share their memory")
-        spans = {address(one.tensor): one for one in recording.storages} | self._made
-        for tensor in self._kept:
-            if address(tensor) and address(tensor) not in spans:
-                spans[address(tensor)] = Storage("constant", tensor.untyped_storage().nbytes(), tensor)
-        starts = sorted(spans)
+        self._by_start = {address(one.tensor): one for one in self.storages} | dict(made)
+        for tensor in kept:
+            if address(tensor):
+                self._by_start.setdefault(address(tensor), stored("constant", tensor))
+        self._starts = sorted(self._by_start)
 
-        def place(pointer: int) -> Place | Fixed:
-            index = bisect_right(starts, pointer) - 1
-            storage = spans[starts[index]] if index >= 0 else None
-            if storage is None or pointer >= starts[index] + storage.bytes:
-                return Fixed(pointer)
-            return Place(number(storage), pointer - starts[index])
+    def native_call(self, name: str, given: Sequence[Any]) -> NativeCall:
+        arguments = [
+            self._place(value) if kind is POINTER and value else value or 0
+            for kind, value in zip(SIGNATURES[name], given, strict=True)
+        ]
+        return NativeCall(name, arguments)
 
-        def view(tensor: Tensor) -> View:
-            if tensor.numel() == 0:
-                raise UnrecordableError("an operation takes an empty tensor")
-            storage = number(spans[address(tensor)])
-            return View(storage, tensor.dtype, [*tensor.size()], tensor.stride(), tensor.storage_offset())
+    def torch_call(self, function: Callable[..., Any], given: Any, options: Any, result: Any) -> TorchCall:
+        existing = {address(tensor) for tensor in tensors_in((given, options))}
+        results = [
+            None if address(one) in existing else self._number(self._by_start[address(one)])
+            for one in tensors_in(result)
+        ]
+        return TorchCall(function, tree_map_only(Tensor, self._view, [list(given), dict(options)]), results)
 
-        for seen in self._seen:
-            if isinstance(seen[0], str):
-                kinds = SIGNATURES[seen[0]]
-                arguments = [
-                    place(value) if kind is POINTER and value else value or 0
-                    for kind, value in zip(kinds, seen[1], strict=True)
-                ]
-                recording.calls.append(NativeCall(seen[0], arguments))
-                continue
-            function, given, options, result = seen
-            existing = {address(tensor) for tensor in tensors_in((given, options))}
-            results = [
-                None if address(one) in existing else number(self._made[address(one)])
-                for one in tensors_in(result)
-            ]
-            arguments = tree_map_only(Tensor, view, [list(given), dict(options)])
-            recording.calls.append(TorchCall(function, arguments, results))
-        return recording
+    def _number(self, storage: Storage) -> int:
+        start = address(storage.tensor)
+        if start not in self._numbers:
+            self._numbers[start] = len(self.storages)
+            self.storages.append(storage)
+        return self._numbers[start]
+
+    def _place(self, pointer: int) -> Place | Fixed:
+        index = bisect_right(self._starts, pointer) - 1
+        storage = self._by_start[self._starts[index]] if index >= 0 else None
+        if storage is None or pointer >= self._starts[index] + storage.bytes:
+            return Fixed(pointer)
+        return Place(self._number(storage), pointer - self._starts[index])
+
+    def _view(self, tensor: Tensor) -> View:
+        if tensor.numel() == 0:
+            raise UnrecordableError("an operation takes an empty tensor")
+        storage = self._number(self._by_start[address(tensor)])
+        return View(storage, tensor.dtype, [*tensor.size()], tensor.stride(), tensor.storage_offset())
+
+
+def stored(kind: str, tensor: Tensor) -> Storage:
+    """Return the storage of a tensor."""
+    return Storage(kind, tensor.untyped_storage().nbytes(), tensor)
 
 
 # Its result's shape depends on values only with masks, for which recordings differ in their sizes.
