@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM
 
 from engine_server import EngineArgs, LLMEngine, SamplingParams
 from engine_server.model_sources.folder import weight_bytes
-from engine_server.modeling.platform import host_memory as memory
 from engine_server.modeling.device.communicator import Communicator
-from engine_server.modeling.loader import model_loader
+from engine_server.modeling.loader import model_folder, model_loader, progress
+from engine_server.modeling.platform import host_memory as memory
 from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.modeling.platform.cuda import CudaPlatform
 
@@ -82,7 +82,7 @@ def test_model_that_does_not_fit_is_refused_with_both_sizes(tiny_llama: Path, tm
 
 
 def test_gpu_without_bfloat16_computes_in_float16_and_logs_it(monkeypatch, caplog) -> None:
-    gpu, chosen = CudaPlatform(torch.device("cuda")), model_loader.choose_dtype
+    gpu, chosen = CudaPlatform(torch.device("cuda")), model_folder.choose_dtype
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "an old GPU")
     for dtype in (torch.float32, torch.float16):
@@ -161,7 +161,7 @@ def test_weight_bytes_follow_the_headers_of_the_files(tiny_llama: Path) -> None:
 
 
 def test_loading_logs_its_progress(tiny_llama: Path, finish, caplog, monkeypatch) -> None:
-    monkeypatch.setattr(model_loader, "SECONDS_BETWEEN_LINES", 0)
-    with caplog.at_level("INFO", logger=model_loader.__name__):
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0)
+    with caplog.at_level("INFO", logger=progress.__name__):
         answer(tiny_llama, finish, dtype="bfloat16")
     assert "Loading weights: 20 of 21" in caplog.messages

@@ -15,10 +15,10 @@ from engine_server.config import LoadConfig
 from engine_server.modeling.device.communicator import Communicator
 from engine_server.modeling.formats.checkpoints.stored import StoredTensor, StoredWeight, stored_tensors
 from engine_server.modeling.loader.attention import implementation_for
+from engine_server.modeling.loader.model_folder import open_checkpoint
 from engine_server.modeling.loader.model_loader import (
     complete,
     one_weight_at_a_time,
-    open_checkpoint,
     replaced_class,
 )
 from engine_server.modeling.loader.passes import LoadPlan, verified_choices

@@ -2,11 +2,8 @@
 
 import logging
 import os
-import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,16 +13,16 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from engine_server.config import LoadConfig, ModelConfig
-from engine_server.model_sources.hf_config import read_hf_config
 from engine_server.modeling.attention.interface import UnsupportedModelError
 from engine_server.modeling.device.communicator import Communicator
 from engine_server.modeling.device.progress import ProgressClock
-from engine_server.modeling.formats.checkpoints.checkpoint import QuantizedCheckpoint
 from engine_server.modeling.formats.checkpoints.stored import StoredTensor, StoredWeight, stored_tensors
 from engine_server.modeling.loader.attention import implementation_for, replace_attention
 from engine_server.modeling.loader.invariance import check_setup
 from engine_server.modeling.loader.leftovers import check_tensors
+from engine_server.modeling.loader.model_folder import ModelFolder, open_folder
 from engine_server.modeling.loader.passes import LoadPlan, replace_modules, verified_choices
+from engine_server.modeling.loader.progress import reported_progress
 from engine_server.modeling.loader.refusal import check_layer_types, refused_by_name
 from engine_server.modeling.loader.room import check_room, needed_bytes, saved_bytes
 from engine_server.modeling.loader.weights import settle
@@ -58,50 +55,20 @@ def load_model(
 
     clock: receives the share of the weights that are loaded.
     """
-    clock = clock or ProgressClock()
     if config.batch_invariant:
         check_setup(config, platform, ranks)
-    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    hook = transformers.utils.logging.set_tqdm_hook(partial(show_progress, clock))
-    try:
-        settings: Any = read_hf_config(Path(config.path), config.hf_overrides, config.trust_remote_code)
-        checkpoint = open_checkpoint(Path(config.path), load, settings)
-        dtype = choose_dtype(
-            None if config.dtype == "auto" else getattr(torch, config.dtype),
-            settings.dtype or (torch.bfloat16 if checkpoint else None),
-            platform,
-        )
-        tokens = () if config.pooling is None else config.pooling.score_tokens
-        plan = LoadPlan(platform, ranks, bool(config.batch_invariant), {}, load.quantization, tokens)
-        with refused_by_name(architecture(settings)):
-            if not config.is_encoder:
-                check_layer_types(settings, architecture(settings))
-            skeleton = empty_model(config, settings, dtype)
-        if load.load_format != "dummy":
-            tensors = stored_tensors(Path(config.path)) if checkpoint is None else checkpoint.tensors
-            check_tensors(skeleton, tensors, Path(config.path))
-        with refused_by_name(architecture(settings)):
-            plan = replace(plan, choices=verified_choices(skeleton, platform, config.max_model_len))
-        replace_attention(skeleton)  # the choices are by our classes
-        dense = load.load_format == "dequantized"
-        if load.load_format != "dummy":
-            needed = needed_bytes(
-                Path(config.path), checkpoint, dtype, plan.layout, dense, bool(plan.formatted)
-            )
-            needed -= saved_bytes(skeleton, load.quantization, skeleton.dtype, plan.layout, plan.formatted)
-            check_room(needed, platform, ranks.size)
+    with reported_progress(clock or ProgressClock()), named_errors(config.path):
+        folder = open_folder(config, load, platform)
+        skeleton = checked_skeleton(config, load, folder)
+        plan = verified_plan(skeleton, config, load, folder, platform, ranks)
         kind = replaced_class(type(skeleton), plan)
         if load.load_format == "dummy":
-            model = random_model(config, skeleton.config, dtype, kind, plan)
+            model = random_model(config, skeleton.config, folder.dtype, kind, plan)
         else:
-            weights = None if checkpoint is None else checkpoint.state(skeleton.dtype, dense)
-            model = read_model(config, skeleton.config, dtype, kind, plan, weights)
-    except UnsupportedModelError:
-        raise
-    except (OSError, KeyError, ValueError) as error:
-        raise ValueError(f"the model in {config.path} can't be loaded: {error}") from error
-    finally:
-        transformers.utils.logging.set_tqdm_hook(hook)
+            check_memory(skeleton, config, load, folder, plan)
+            model = read_model(
+                config, skeleton.config, folder.dtype, kind, plan, folder.weights(skeleton, load)
+            )
     model.__class__ = type(skeleton)
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
@@ -110,9 +77,62 @@ def load_model(
     return model
 
 
-def architecture(settings: PreTrainedConfig) -> str:
-    """Return the name of the model's class, or its type where the config has no class."""
-    return (settings.architectures or [settings.model_type])[0]
+def checked_skeleton(config: ModelConfig, load: LoadConfig, folder: ModelFolder) -> PreTrainedModel:
+    """Return transformers' model on the meta device.
+
+    Raises UnsupportedModelError for layers that we don't serve, and ValueError for tensors that the model lacks.
+    """
+    with refused_by_name(folder.architecture):
+        if not config.is_encoder:
+            check_layer_types(folder.settings, folder.architecture)
+        skeleton = empty_model(config, folder.settings, folder.dtype)
+    if load.load_format != "dummy":
+        checkpoint = folder.checkpoint
+        tensors = stored_tensors(Path(config.path)) if checkpoint is None else checkpoint.tensors
+        check_tensors(skeleton, tensors, Path(config.path))
+    return skeleton
+
+
+def verified_plan(
+    skeleton: PreTrainedModel,
+    config: ModelConfig,
+    load: LoadConfig,
+    folder: ModelFolder,
+    platform: Platform,
+    ranks: Communicator,
+) -> LoadPlan:
+    """Return the plan of the passes, with the versions of ours that compute as `skeleton` does.
+
+    Replaces the skeleton's attention too, since later checks are by our classes.
+    """
+    with refused_by_name(folder.architecture):
+        choices = verified_choices(skeleton, platform, config.max_model_len)
+    replace_attention(skeleton)
+    tokens = () if config.pooling is None else config.pooling.score_tokens
+    return LoadPlan(platform, ranks, bool(config.batch_invariant), choices, load.quantization, tokens)
+
+
+def check_memory(
+    skeleton: PreTrainedModel, config: ModelConfig, load: LoadConfig, folder: ModelFolder, plan: LoadPlan
+) -> None:
+    """Raise ValueError if the weights don't fit into the memory that is free."""
+    dense, formatted = load.load_format == "dequantized", plan.formatted
+    needed = needed_bytes(
+        Path(config.path), folder.checkpoint, folder.dtype, plan.layout, dense, bool(formatted)
+    )
+    needed -= saved_bytes(skeleton, load.quantization, skeleton.dtype, plan.layout, formatted)
+    check_room(needed, plan.platform, plan.ranks.size)
+
+
+@contextmanager
+def named_errors(path: str) -> Iterator[None]:
+    """Name the model's folder in what is raised."""
+    try:
+        yield
+    except UnsupportedModelError:
+        raise
+    except (OSError, KeyError, ValueError) as error:
+        raise ValueError(f"the model in {path} can't be loaded: {error}") from error
 
 
 def complete(model: PreTrainedModel, platform: Platform, max_model_len: int) -> None:
@@ -121,26 +141,6 @@ def complete(model: PreTrainedModel, platform: Platform, max_model_len: int) -> 
     model.requires_grad_(False)
     nn.Module.to(model, platform.device)
     log(tabulate_ropes(model, model.dtype, platform.device, max(LEAST_POSITIONS, max_model_len)))
-
-
-def open_checkpoint(folder: Path, load: LoadConfig, settings: PreTrainedConfig) -> QuantizedCheckpoint | None:
-    """Return the checkpoint in a folder if its weights are quantised, and hide that from transformers' readers.
-
-    Raises ValueError for a format that isn't known, and for options that a quantised checkpoint doesn't take.
-    """
-    quantization: Any = getattr(settings, "quantization_config", None)
-    if quantization is None:
-        return None
-    del settings.quantization_config
-    if load.load_format == "dummy":
-        return None
-    checkpoint = QuantizedCheckpoint(folder, quantization)
-    method = quantization["quant_method"]
-    if load.quantization is not None:
-        raise ValueError(
-            f"quantization is {load.quantization.method}; its weights are already quantized, with {method}"
-        )
-    return checkpoint
 
 
 def no_warning(token_ids: Any, attention_mask: Any) -> None:
@@ -242,38 +242,6 @@ def log(*reports: PassReport) -> None:
     """Log the report of each pass in one line."""
     for report in reports:
         logger.info("%s", report)
-
-
-def choose_dtype(
-    asked: torch.dtype | None, weights: torch.dtype | None, platform: Platform
-) -> torch.dtype | None:
-    """Return the dtype to compute in; None if neither the user nor the weights name one.
-
-    Raises ValueError for weights of another dtype than float32, bfloat16, and float16.
-    """
-    dtype = asked or weights
-    if dtype is None:
-        return None
-    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        raise ValueError(f"its weights are {dtype}; dtype can make them float32, bfloat16 or float16")
-    return platform.computing_dtype(dtype, asked is not None)
-
-
-def progress(clock: ProgressClock, items: Collection[T], what: str) -> Iterator[T]:
-    """Record the progress of a loop over weights, and log it every few seconds."""
-    logged = time.monotonic()
-    for count, item in enumerate(items):
-        clock.loaded = count / len(items)
-        if time.monotonic() - logged > SECONDS_BETWEEN_LINES:
-            logged = time.monotonic()
-            logger.info("%s: %d of %d", what, count, len(items))
-        yield item
-    clock.loaded = 1.0
-
-
-def show_progress(clock: ProgressClock, factory: Any, args: Any, options: Any) -> Any:
-    """Return transformers' progress bar, or log lines instead of a bar with a description."""
-    return progress(clock, args[0], options["desc"]) if "desc" in options else factory(*args, **options)
 
 
 def first_position(model: nn.Module, max_model_len: int) -> int:
