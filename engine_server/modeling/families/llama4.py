@@ -125,7 +125,6 @@ class Llama4TextExperts(modeling_llama4.Llama4TextExperts):
         return gated
 
 
-# The replacement of each of transformers' classes; it has the same attributes.
 OURS: dict[type[nn.Module], type[nn.Module]] = {
     kind.__bases__[0]: kind
     for kind in (

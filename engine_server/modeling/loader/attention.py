@@ -1,27 +1,36 @@
 """The pass over architectures of which transformers' modules can't compute a flat batch through the hook."""
 
+from importlib import import_module
+
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from engine_server.modeling.attention.hook import IMPLEMENTATION
 from engine_server.modeling.layers.weight_layer import change_class, original_class
 from engine_server.modeling.replacements.report import PassReport, Tally
 
-# Model types for which the folder families has modules.
-OWN_ATTENTION = ("bloom", "codegen", "falcon", "gpt_neo", "gptj", "llama4_text", "mpnet")
+# The file in the folder families for each type of model that has one.
+FAMILIES = {
+    "bloom": "bloom",
+    "codegen": "gptj",
+    "falcon": "falcon",
+    "gpt_neo": "gpt_neo",
+    "gptj": "gptj",
+    "llama4_text": "llama4",
+    "mpnet": "mpnet",
+}
 
 
 def implementation_for(config: PreTrainedConfig) -> str:
     """Return the attention implementation with which transformers builds a model of `config`."""
-    return "eager" if config.model_type in OWN_ATTENTION else IMPLEMENTATION
+    return "eager" if config.model_type in FAMILIES else IMPLEMENTATION
 
 
 def replace_attention(model: PreTrainedModel) -> PassReport:
     """Replace the classes of modules that don't call the hook as a flat batch needs it, and keep their weights."""
     tally = Tally("attention")
-    if model.config.model_type in OWN_ATTENTION:
-        from engine_server.modeling.families import llama4, model_attention  # import these models' code
-
-        ours = model_attention.OURS | llama4.OURS
+    if family := FAMILIES.get(model.config.model_type):
+        # Imported when it is needed, as it imports the model's code.
+        ours = import_module(f"engine_server.modeling.families.{family}").OURS
         for module in model.modules():
             own = ours.get(original_class(module))
             if own is not None:
