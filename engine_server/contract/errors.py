@@ -1,52 +1,88 @@
 """Errors: the codes, the types, and the bodies that carry them in the shapes of OpenAI's and Anthropic's APIs."""
 
-from enum import StrEnum
+from enum import Enum, StrEnum
+from typing import Self
 
 import msgspec
 
 
+class Elsewhere(Enum):
+    """May another engine answer the request that one refused?"""
+
+    # Each engine would refuse it.
+    NEVER = "never"
+    # Yes; but retries are limited, since the cause may be the request, or a load that all engines share.
+    WITHIN_BUDGET = "within the budget"
+    # Yes: the engine takes no further requests, and those that it had must not be lost.
+    ALWAYS = "always"
+
+
+NEVER, WITHIN_BUDGET, ALWAYS = Elsewhere
+
+
 class ErrorCode(StrEnum):
-    """Values of an error's `code`, by which clients and dashboards tell errors apart."""
+    """Values of an error's `code`, by which clients and dashboards tell errors apart: each has one status."""
+
+    status: int
+    elsewhere: Elsewhere
+
+    def __new__(cls, code: str, status: int, elsewhere: Elsewhere = NEVER) -> Self:
+        member = str.__new__(cls, code)
+        member._value_ = code
+        member.status = status
+        member.elsewhere = elsewhere
+        return member
 
     # From the engine server.
-    INVALID_API_KEY = "invalid_api_key"
-    QUEUE_FULL = "queue_full"
-    LOADING = "loading"
-    DRAINING = "draining"
-    ENGINE_DEAD = "engine_dead"
-    REQUEST_FAILED = "request_failed"
-    ABORTED = "aborted"
-    INTERNAL_ERROR = "internal_error"
-    INVALID_JSON = "invalid_json"
-    MISSING_FIELD = "missing_field"
-    UNSUPPORTED_VALUE = "unsupported_value"
-    INVALID_VALUE = "invalid_value"
-    MODEL_MISMATCH = "model_mismatch"
-
-    FOREIGN_ORIGIN = "foreign_origin"
+    QUEUE_FULL = "queue_full", 503, WITHIN_BUDGET
+    LOADING = "loading", 503, ALWAYS
+    DRAINING = "draining", 503, ALWAYS
+    ENGINE_DEAD = "engine_dead", 503, ALWAYS
+    ABORTED = "aborted", 503, WITHIN_BUDGET
+    REQUEST_FAILED = "request_failed", 500
+    INTERNAL_ERROR = "internal_error", 500, WITHIN_BUDGET
+    INVALID_JSON = "invalid_json", 400
+    MISSING_FIELD = "missing_field", 400
+    UNSUPPORTED_VALUE = "unsupported_value", 400
+    MODEL_MISMATCH = "model_mismatch", 409
+    OPERATION_REFUSED = "operation_refused", 409
+    FOREIGN_ORIGIN = "foreign_origin", 403
 
     # From both.
-    MODEL_NOT_FOUND = "model_not_found"
-    REQUEST_TIMEOUT = "request_timeout"
-    BODY_TOO_LARGE = "body_too_large"
-    HEAD_TOO_LARGE = "head_too_large"
-    MALFORMED_REQUEST = "malformed_request"
-    METHOD_NOT_ALLOWED = "method_not_allowed"
-    RATE_LIMITED = "rate_limited"
-    UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
-    UNKNOWN_HOST = "unknown_host"
+    INVALID_VALUE = "invalid_value", 400
+    MALFORMED_REQUEST = "malformed_request", 400
+    INVALID_API_KEY = "invalid_api_key", 401
+    UNKNOWN_HOST = "unknown_host", 403
+    MODEL_NOT_FOUND = "model_not_found", 404
+    UNKNOWN_PATH = "unknown_path", 404
+    METHOD_NOT_ALLOWED = "method_not_allowed", 405
+    SLOW_REQUEST = "slow_request", 408
+    BODY_TOO_LARGE = "body_too_large", 413
+    UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type", 415
+    RATE_LIMITED = "rate_limited", 429
+    HEAD_TOO_LARGE = "head_too_large", 431
+    BUFFER_FULL = "buffer_full", 503, WITHIN_BUDGET
+    REQUEST_TIMEOUT = "request_timeout", 504
 
     # From the router.
-    INVALID_BODY = "invalid_body"
-    UNKNOWN_PATH = "unknown_path"
-    TARGET_TOO_LONG = "target_too_long"
-    SLOW_REQUEST = "slow_request"
-    BUFFER_FULL = "buffer_full"
-    MODEL_NOT_ALLOWED = "model_not_allowed"
-    NO_REPLICA = "no_replica"
-    SATURATED = "saturated"
-    NO_ANSWER = "no_answer"
-    INTERRUPTED = "interrupted"
+    INVALID_BODY = "invalid_body", 400
+    MODEL_NOT_ALLOWED = "model_not_allowed", 403
+    TARGET_TOO_LONG = "target_too_long", 414
+    NO_ANSWER = "no_answer", 502, WITHIN_BUDGET
+    INTERRUPTED = "interrupted", 502, WITHIN_BUDGET
+    NO_REPLICA = "no_replica", 503, WITHIN_BUDGET
+    SATURATED = "saturated", 503, WITHIN_BUDGET
+
+    @classmethod
+    def parse(cls, code: str | int | None) -> Self | None:
+        """Return the code, or None for one that is not ours, such as those of engines of other makes."""
+        found = cls._value2member_map_.get(code)
+        return found if isinstance(found, cls) else None
+
+    @property
+    def breaks_off(self) -> bool:
+        """True for the end of a stream that is the engine's own, and not its request's: another may continue it."""
+        return self.status == 503 and self.elsewhere is not NEVER
 
 
 class ErrorType(StrEnum):
@@ -86,8 +122,8 @@ class ErrorDetail(msgspec.Struct, frozen=True):
 
     message: str
     type: ErrorType
-    param: str | None = None
-    code: ErrorCode | None = None
+    param: str | None
+    code: ErrorCode
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -127,7 +163,7 @@ class AnthropicErrorDetail(msgspec.Struct, frozen=True, omit_defaults=True):
 
     type: str
     message: str
-    code: ErrorCode | None = None
+    code: ErrorCode
 
 
 class AnthropicErrorBody(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type", tag="error"):

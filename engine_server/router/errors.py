@@ -56,15 +56,16 @@ class RequestError(Exception):
 
     def __init__(
         self,
-        status: int,
         code: ErrorCode,
         message: str,
         param: str | None = None,
         lines: Sequence[bytes] = (),
         detail: str = "",
+        status: int | None = None,
     ) -> None:
+        """status: that of an engine's answer, if it is not the code's."""
         super().__init__(message)
-        self.status = status
+        self.status = status or code.status
         self.code = code
         self.param = param
         # Further lines of the answer's head.
@@ -114,32 +115,32 @@ def id_lines(path: bytes, request_id: bytes) -> bytes:
 
 def malformed(reason: str) -> RequestError:
     """Return the error for bytes that are not a request."""
-    return RequestError(400, ErrorCode.MALFORMED_REQUEST, reason)
+    return RequestError(ErrorCode.MALFORMED_REQUEST, reason)
 
 
 def bad_body(reason: str, param: str | None = None) -> RequestError:
     """Return the error for a body that cannot be routed; `param` is the field that is wrong."""
-    return RequestError(400, ErrorCode.INVALID_BODY, reason, param)
+    return RequestError(ErrorCode.INVALID_BODY, reason, param)
 
 
 def not_json(content_type: bytes | None) -> RequestError:
     """Return the error for a body that is not declared as JSON."""
     found = "missing" if content_type is None else quote(content_type.decode("latin-1"))
     message = f"The content type is {found}; it takes application/json"
-    return RequestError(415, ErrorCode.UNSUPPORTED_MEDIA_TYPE, message)
+    return RequestError(ErrorCode.UNSUPPORTED_MEDIA_TYPE, message)
 
 
 def bad_timeout(field: bytes) -> RequestError:
     """Return the error for a header with a timeout that is no number of seconds, in the words of the engine."""
     found = quote(field.decode("latin-1"))
     message = f"{REQUEST_TIMEOUT} is {found}; it takes a number of seconds over 0"
-    return RequestError(400, ErrorCode.INVALID_VALUE, message)
+    return RequestError(ErrorCode.INVALID_VALUE, message)
 
 
 def timed_out(model: str) -> RequestError:
     """Return the error for a request whose own timeout passed while no replica had it."""
     message = f"The request's timeout passed before a replica of {quote(model)} answered it"
-    return RequestError(504, ErrorCode.REQUEST_TIMEOUT, message, lines=[NO_RETRY])
+    return RequestError(ErrorCode.REQUEST_TIMEOUT, message, lines=[NO_RETRY])
 
 
 def unknown_host(host: bytes) -> RequestError:
@@ -147,47 +148,47 @@ def unknown_host(host: bytes) -> RequestError:
     message = (
         f"{quote(host.decode('latin-1'))} is no name of this router, which listens on a loopback address"
     )
-    return RequestError(403, ErrorCode.UNKNOWN_HOST, f"{message}; --allow-host NAME allows one")
+    return RequestError(ErrorCode.UNKNOWN_HOST, f"{message}; --allow-host NAME allows one")
 
 
 def head_too_large(limit: int) -> RequestError:
     """Return the error for a head of more than `limit` bytes."""
-    return RequestError(431, ErrorCode.HEAD_TOO_LARGE, f"The request's head is larger than {limit} bytes")
+    return RequestError(ErrorCode.HEAD_TOO_LARGE, f"The request's head is larger than {limit} bytes")
 
 
 def too_many_fields(limit: int) -> RequestError:
     """Return the error for a head of more than `limit` header fields."""
-    return RequestError(431, ErrorCode.HEAD_TOO_LARGE, f"The request has more than {limit} header fields")
+    return RequestError(ErrorCode.HEAD_TOO_LARGE, f"The request has more than {limit} header fields")
 
 
 def too_much_framing(limit: int) -> RequestError:
     """Return the error for a chunked body with more than `limit` bytes of trailers or chunk extensions."""
     message = f"The trailers and chunk extensions of the body are larger than {limit} bytes"
-    return RequestError(431, ErrorCode.HEAD_TOO_LARGE, message)
+    return RequestError(ErrorCode.HEAD_TOO_LARGE, message)
 
 
 def target_too_long(limit: int) -> RequestError:
     """Return the error for a path and query of more than `limit` bytes."""
     return RequestError(
-        414, ErrorCode.TARGET_TOO_LONG, f"The path and query of the request are longer than {limit} bytes"
+        ErrorCode.TARGET_TOO_LONG, f"The path and query of the request are longer than {limit} bytes"
     )
 
 
 def body_too_large(limit: int) -> RequestError:
     """Return the error for a body of more than `limit` bytes."""
     message = f"The request's body is larger than {limit} bytes" if limit else "This port takes no bodies"
-    return RequestError(413, ErrorCode.BODY_TOO_LARGE, message)
+    return RequestError(ErrorCode.BODY_TOO_LARGE, message)
 
 
 def slow_request(part: str, seconds: float) -> RequestError:
     """Return the error for a request of which `part` did not arrive within `seconds`."""
-    return RequestError(408, ErrorCode.SLOW_REQUEST, f"{part} did not arrive within {seconds:g} s")
+    return RequestError(ErrorCode.SLOW_REQUEST, f"{part} did not arrive within {seconds:g} s")
 
 
 def buffer_full() -> RequestError:
     """Return the error for a body that found no room in time."""
     message = "The bodies of other requests take all memory that there is for them; try again later"
-    return RequestError(503, ErrorCode.BUFFER_FULL, message, lines=[b"Retry-After: 1\r\n"])
+    return RequestError(ErrorCode.BUFFER_FULL, message, lines=[b"Retry-After: 1\r\n"])
 
 
 def no_room_for_answer(model: str) -> RequestError:
@@ -195,24 +196,23 @@ def no_room_for_answer(model: str) -> RequestError:
     message = (
         f"The answers of {quote(model)} take all memory that there is for unfinished events; try again later"
     )
-    return RequestError(503, ErrorCode.BUFFER_FULL, message)
+    return RequestError(ErrorCode.BUFFER_FULL, message)
 
 
 def unknown_path(path: bytes) -> RequestError:
     """Return the error for a path that the router does not serve."""
-    return RequestError(404, ErrorCode.UNKNOWN_PATH, f"Unknown path {shorten(path.decode('latin-1'))}")
+    return RequestError(ErrorCode.UNKNOWN_PATH, f"Unknown path {shorten(path.decode('latin-1'))}")
 
 
 def wrong_method(path: bytes, allowed: bytes) -> RequestError:
     """Return the error for a path that takes only the methods in `allowed`."""
     message = f"{shorten(path.decode('latin-1'))} allows only {allowed.decode()}"
-    return RequestError(405, ErrorCode.METHOD_NOT_ALLOWED, message, lines=[b"Allow: %b\r\n" % allowed])
+    return RequestError(ErrorCode.METHOD_NOT_ALLOWED, message, lines=[b"Allow: %b\r\n" % allowed])
 
 
 def unknown_model(model: str, known: Sequence[str]) -> RequestError:
     """Return the error for a model name that means no deployment."""
     return RequestError(
-        404,
         ErrorCode.MODEL_NOT_FOUND,
         f"The model {quote(model)} does not exist; {available(known)}",
         "model",
@@ -223,7 +223,7 @@ def not_served(model: str, known: Sequence[str], detail: str) -> RequestError:
     """Return the error for a model that its replicas don't know, with others; `detail` is what a replica said."""
     others = [name for name in known if name != model]
     message = f"No replica serves the model {quote(model)} now; {available(others)}"
-    return RequestError(404, ErrorCode.MODEL_NOT_FOUND, message, "model", detail=detail)
+    return RequestError(ErrorCode.MODEL_NOT_FOUND, message, "model", detail=detail)
 
 
 def available(models: Sequence[str]) -> str:
@@ -235,19 +235,19 @@ def available(models: Sequence[str]) -> str:
 def invalid_api_key() -> RequestError:
     """Return the error for a request without a key that the router knows."""
     message = "The request has no valid API key; it takes `Authorization: Bearer KEY` or `x-api-key: KEY`"
-    return RequestError(401, ErrorCode.INVALID_API_KEY, message, lines=[b"WWW-Authenticate: Bearer\r\n"])
+    return RequestError(ErrorCode.INVALID_API_KEY, message, lines=[b"WWW-Authenticate: Bearer\r\n"])
 
 
 def invalid_internal_key() -> RequestError:
     """Return the error for a request for an internal page without the key of routers and the operator."""
     message = "This page takes the key that routers and the operator derive from the router's root key"
-    return RequestError(401, ErrorCode.INVALID_API_KEY, message, lines=[b"WWW-Authenticate: Bearer\r\n"])
+    return RequestError(ErrorCode.INVALID_API_KEY, message, lines=[b"WWW-Authenticate: Bearer\r\n"])
 
 
 def model_not_allowed(model: str, known: Sequence[str]) -> RequestError:
     """Return the error for a model that the request's key may not use, with those that it may."""
     message = f"The API key may not use the model {quote(model)}; {available(known)}"
-    return RequestError(403, ErrorCode.MODEL_NOT_ALLOWED, message, "model")
+    return RequestError(ErrorCode.MODEL_NOT_ALLOWED, message, "model")
 
 
 def rate_limited(limit: str, seconds: float) -> RequestError:
@@ -256,7 +256,7 @@ def rate_limited(limit: str, seconds: float) -> RequestError:
     lines = [retry_after(seconds)]
     if seconds > LONGEST_OBEYED_SECONDS:
         lines.append(NO_RETRY)
-    return RequestError(429, ErrorCode.RATE_LIMITED, message, lines=lines)
+    return RequestError(ErrorCode.RATE_LIMITED, message, lines=lines)
 
 
 def no_replica(
@@ -265,7 +265,7 @@ def no_replica(
     """Return the error for a deployment without a live endpoint to try; one is expected after `seconds`."""
     message = f"No replica of {quote(model)} is ready" + (f": {obstacle.reason}" if obstacle.reason else "")
     detail = str(obstacle) if obstacle.message else detail
-    return RequestError(503, ErrorCode.NO_REPLICA, message, lines=[retry_after(seconds)], detail=detail)
+    return RequestError(ErrorCode.NO_REPLICA, message, lines=[retry_after(seconds)], detail=detail)
 
 
 def start_failed(model: str, obstacle: Obstacle, seconds: float) -> RequestError:
@@ -278,7 +278,7 @@ def start_failed(model: str, obstacle: Obstacle, seconds: float) -> RequestError
 def adapter_failed(model: str, detail: str) -> RequestError:
     """Return the error for an adapter that no replica can serve, for a reason that retries do not remove."""
     message = f"No replica can serve the adapter {quote(model)}"
-    return RequestError(503, ErrorCode.NO_REPLICA, message, lines=[NO_RETRY], detail=detail)
+    return RequestError(ErrorCode.NO_REPLICA, message, lines=[NO_RETRY], detail=detail)
 
 
 def retry_after(seconds: float) -> bytes:
@@ -289,20 +289,20 @@ def retry_after(seconds: float) -> bytes:
 def saturated(model: str, seconds: float) -> RequestError:
     """Return the error for a deployment whose live replicas are all full, the soonest for `seconds` more."""
     message = f"All replicas of {quote(model)} are full"
-    return RequestError(503, ErrorCode.SATURATED, message, lines=[retry_after(seconds)])
+    return RequestError(ErrorCode.SATURATED, message, lines=[retry_after(seconds)])
 
 
 def no_answer(model: str, tries: int) -> RequestError:
     """Return the error for a request that `tries` engines did not answer. It may have made them fail."""
     message = f"{tries} replicas of {quote(model)} failed before they answered the request"
     # OpenAI's and Anthropic's clients obey it.
-    return RequestError(502, ErrorCode.NO_ANSWER, message, lines=[NO_RETRY])
+    return RequestError(ErrorCode.NO_ANSWER, message, lines=[NO_RETRY])
 
 
 def interrupted(model: str) -> RequestError:
     """Return the error for an answer that broke off; it is the last event of a stream."""
     return RequestError(
-        502, ErrorCode.INTERRUPTED, f"The replica of {quote(model)} failed in the middle of its answer"
+        ErrorCode.INTERRUPTED, f"The replica of {quote(model)} failed in the middle of its answer"
     )
 
 
@@ -312,10 +312,10 @@ def replica_failed(
     """Return the error for a request that replicas answered with errors, the last one with `status` and `detail`."""
     message = f"The replica of {quote(model)} answered with status {status}"
     lines = [retry_after(seconds)] if status == 503 else []
-    return RequestError(status, code or ErrorCode.NO_ANSWER, message, lines=lines, detail=detail)
+    return RequestError(code or ErrorCode.NO_ANSWER, message, lines=lines, detail=detail, status=status)
 
 
 def refused(model: str, status: int, code: ErrorCode | None, message: str) -> RequestError:
     """Return the error for a request that each engine would refuse with `message`, after a stream's head was sent."""
     message = message or f"The replica of {quote(model)} answered with status {status}"
-    return RequestError(status, code or ErrorCode.NO_ANSWER, message)
+    return RequestError(code or ErrorCode.NO_ANSWER, message, status=status)

@@ -73,7 +73,7 @@ def unavailable(host: EngineHost) -> ApiError | None:
     """Return the error of requests while the engine is not loaded, or dead; None while it serves."""
     if host.loading:
         message = f"the model is loading (phase: {host.phase}); try again soon"
-        return ApiError(503, message, code=ErrorCode.LOADING, retry_after=2)
+        return ApiError(ErrorCode.LOADING, message, retry_after=2)
     if host.death is not None:
         return dead()
     return None

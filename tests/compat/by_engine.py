@@ -30,10 +30,9 @@ from engine_server.model_sources.progress import Progress
 from engine_server.model_sources.progress_server import serve
 from engine_server.router.http.forwarded_fields import ANSWER_FIELDS
 from engine_server.router.http.wire import Fields
-from engine_server.router.requests.error_events import RETRYABLE_CODES
 from engine_server.router.requests.event_reader import EventReader
 from engine_server.router.requests.journal import Journal
-from engine_server.router.requests.outcome import ERROR_CODES, REFUSAL_STATUSES, read_refusal
+from engine_server.router.requests.outcome import REFUSAL_STATUSES, read_refusal
 from engine_server.router.routing.endpoint import Address, Endpoint, ReportedLoad
 from engine_server.server.gate import Drain
 
@@ -157,13 +156,13 @@ def read_load(content: bytes) -> dict[str, Any]:
 
 
 def write_error_codes() -> dict[str, bytes]:
-    return {"all": msgspec.json.encode({code: code in RETRYABLE_CODES for code in ErrorCode})}
+    return {"all": msgspec.json.encode({code: code.breaks_off for code in ErrorCode})}
 
 
 def read_error_codes(content: bytes) -> dict[str, Any]:
     """Return the codes that a router knows, and which of them in a stream let it continue elsewhere."""
-    codes = msgspec.json.decode(content)
-    return {code: code in RETRYABLE_CODES for code in codes if code in ERROR_CODES}
+    codes = map(ErrorCode.parse, msgspec.json.decode(content))
+    return {code: code.breaks_off for code in codes if code is not None}
 
 
 def write_readiness() -> dict[str, bytes]:

@@ -1,6 +1,8 @@
 """Error bodies: one shape from server and router, as OpenAI's clients read it."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -22,10 +24,10 @@ def test_an_error_body_has_every_field_in_openai_order():
     )
 
 
-def test_absent_fields_are_null():
-    body = json.loads(ErrorBody(ErrorDetail("no", ErrorType.SERVER)).encode())
+def test_an_error_of_no_field_has_null_for_it():
+    body = json.loads(ErrorBody(ErrorDetail("no", ErrorType.SERVER, None, ErrorCode.INTERNAL_ERROR)).encode())
 
-    assert body["error"]["param"] is None and body["error"]["code"] is None
+    assert body["error"]["param"] is None
 
 
 @pytest.mark.parametrize(
@@ -42,3 +44,11 @@ def test_absent_fields_are_null():
 def test_the_type_follows_from_the_status(status, from_server, from_router):
     assert server_error_type(status) == from_server
     assert router_error_type(status) == from_router
+
+
+def test_the_documents_list_every_code_with_its_status_and_whether_another_engine_may_answer():
+    document = Path(__file__).parents[2] / "docs" / "http-api.md"
+    rows = re.findall(r"^\| (\d{3}) \| `(\w+)` \| .* \| ?(.*?) ?\|$", document.read_text(), re.MULTILINE)
+    assert sorted((code, int(status), elsewhere or "never") for status, code, elsewhere in rows) == sorted(
+        (code.value, code.status, code.elsewhere.value) for code in ErrorCode
+    )

@@ -3,13 +3,7 @@
 import msgspec
 
 from engine_server.contract.decoding import decode
-from engine_server.contract.errors import ErrorCode
 from engine_server.contract.ranges import Int64
-
-# Codes of errors that concern one engine: another one may answer the same request.
-RETRYABLE_CODES = frozenset(
-    (ErrorCode.DRAINING, ErrorCode.ABORTED, ErrorCode.ENGINE_DEAD, ErrorCode.QUEUE_FULL)
-)
 
 
 class _Detail(msgspec.Struct):

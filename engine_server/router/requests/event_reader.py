@@ -6,7 +6,7 @@ import msgspec
 
 from engine_server.contract.continuation import REPORT_PREFIX, TokenReport
 from engine_server.contract.errors import ErrorCode
-from engine_server.router.requests.error_events import RETRYABLE_CODES, reported_error
+from engine_server.router.requests.error_events import reported_error
 from engine_server.router.requests.journal import Journal
 
 # An event or a group of events that is longer is not waited for.
@@ -144,8 +144,9 @@ class EventReader:
             self._journal.events += min(1, num_data_lines(event))
             return event
         error = reported_error(event)
-        if error in RETRYABLE_CODES:
-            self.error = ErrorCode(error)
+        code = ErrorCode.parse(error)
+        if code is not None and code.breaks_off:
+            self.error = code
             self.broken = True
             return b""
         self._journal.ended = error is not None

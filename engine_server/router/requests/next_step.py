@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
-from engine_server.contract.errors import ErrorCode
+from engine_server.contract.errors import Elsewhere, ErrorCode
 from engine_server.router import errors
 from engine_server.router.errors import RequestError
 from engine_server.router.requests.hold.hold import Held
@@ -19,6 +19,8 @@ from engine_server.router.routing.verdict import Kind, Verdict
 
 # Attempts before the first byte. A request that crashes engines must not reach all of them.
 MAX_ATTEMPTS = 3
+# Codes of an engine that has no room now, for the request or for its body.
+FULL = (ErrorCode.QUEUE_FULL, ErrorCode.BUFFER_FULL)
 
 
 class Attempts(msgspec.Struct, frozen=True):
@@ -190,7 +192,7 @@ def without_endpoint(view: RouteView, attempts: Attempts, *, begun: bool) -> Wai
         return Fail(error=errors.saturated(view.model, seconds))
     if attempts.tried and not attempts.refused and not view.holds:
         return Fail(error=errors.no_replica(view.model))
-    was_full = attempts.held is not None and attempts.retry_reason == ErrorCode.QUEUE_FULL
+    was_full = attempts.held is not None and attempts.retry_reason in FULL
     return Wait() if may_wait or was_full or not attempts.refused else Refuse()
 
 
@@ -204,10 +206,9 @@ class Judgement(msgspec.Struct, frozen=True):
 def judge(refusal: Refusal, view: View) -> Judgement | None:
     """Return what a refusal says of its engine, or None if each engine would refuse the request."""
     match refusal.code:
-        case ErrorCode.QUEUE_FULL:
+        case code if code in FULL:
             return Judgement(Verdict(Kind.FULL, seconds=refusal.retry_after), budgeted=True)
-        case ErrorCode.DRAINING | ErrorCode.LOADING | ErrorCode.ENGINE_DEAD:
-            # No budget: the engine takes no further requests, and those that it had must not be lost.
+        case ErrorCode(elsewhere=Elsewhere.ALWAYS):
             return Judgement(Verdict(Kind.EJECT, f"it answered {refusal.code}", Cause.REFUSING))
         case ErrorCode.MODEL_NOT_FOUND if view.for_adapter:
             # The engine lost it just now, or has not loaded it again since a restart.
@@ -217,14 +218,14 @@ def judge(refusal: Refusal, view: View) -> Judgement | None:
             if not view.has_fingerprint:
                 return Judgement()
             return Judgement(Verdict(Kind.RETIRE, "its address belongs to another deployment"))
-        case ErrorCode.REQUEST_FAILED:
-            return None
         case None if refusal.status == 503:
             return Judgement(Verdict(Kind.SUSPECT, "it answered 503", Cause.REFUSING), budgeted=True)
-        case _ if refusal.status >= 500:
-            return Judgement(Verdict(Kind.FAILED, f"it answered {refusal.status}"), budgeted=True)
-        case _:
+        case None if refusal.status < 500:
             return None
+        case ErrorCode(elsewhere=Elsewhere.NEVER):
+            return None
+        case _:
+            return Judgement(Verdict(Kind.FAILED, f"it answered {refusal.status}"), budgeted=True)
 
 
 def explain(refusal: Refusal, model: str, known: Sequence[str]) -> RequestError:
@@ -236,9 +237,9 @@ def explain(refusal: Refusal, model: str, known: Sequence[str]) -> RequestError:
     """
     seconds, text = refusal.retry_after, refusal.text
     match refusal.code:
-        case ErrorCode.QUEUE_FULL:
+        case code if code in FULL:
             return errors.saturated(model, seconds)
-        case ErrorCode.DRAINING | ErrorCode.LOADING | ErrorCode.ENGINE_DEAD:
+        case ErrorCode(elsewhere=Elsewhere.ALWAYS):
             return errors.no_replica(model, seconds=seconds, detail=text)
         case ErrorCode.MODEL_NOT_FOUND:
             return errors.not_served(model, known, text)

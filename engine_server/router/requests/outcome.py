@@ -40,7 +40,6 @@ DEFAULT_RETRY_AFTER_SECONDS = 1.0
 # An engine that is always full costs no more than its share of attempts, and one that errs is not lost for long.
 SHORTEST_RETRY_AFTER_SECONDS = 0.05
 LONGEST_RETRY_AFTER_SECONDS = 60.0
-ERROR_CODES = frozenset(ErrorCode)
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -89,7 +88,7 @@ def read_refusal(status: int, retry_after: bytes | None, body: bytes) -> Refusal
         detail = decode(_decoder.decode, body).error
     except ValueError:
         detail = _Detail()
-    code = ErrorCode(detail.code) if detail.code in ERROR_CODES else None
+    code = ErrorCode.parse(detail.code)
     text = detail.message or body[:MAX_QUOTE].decode(errors="replace")
     return Refusal(status, code, read_seconds(retry_after), detail.message, shorten(text))
 

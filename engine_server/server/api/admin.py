@@ -92,7 +92,7 @@ def routes(host: EngineHost) -> APIRouter:
         """Empty the prefix cache; 409 while requests hold blocks, unless these are computed again."""
         if not await host.model.engine.reset_prefix_cache(reset_running_requests):
             message = "requests in flight hold blocks of the prefix cache; reset_running_requests=true preempts them"
-            raise ApiError(409, message)
+            raise ApiError(ErrorCode.OPERATION_REFUSED, message)
         return Response()
 
     @router.post("/start_profile", response_model=None)
@@ -121,10 +121,9 @@ def routes(host: EngineHost) -> APIRouter:
         """Stop serving an adapter. Requests in flight go on."""
         if not await host.model.adapters.unload(body.lora_name):
             raise ApiError(
-                404,
+                ErrorCode.MODEL_NOT_FOUND,
                 f"there is no adapter {quote(body.lora_name)}",
                 param="lora_name",
-                code=ErrorCode.MODEL_NOT_FOUND,
             )
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
@@ -135,7 +134,7 @@ def routes(host: EngineHost) -> APIRouter:
             wanted = msgspec.json.decode(await request.body(), type=WantedAdapters)
             given = wanted.by_name()
         except ValueError as error:
-            raise ApiError(400, str(error), param="adapters") from None
+            raise ApiError(ErrorCode.INVALID_VALUE, str(error), param="adapters") from None
         if is_ours(wanted):
             host.model.adapter_set.want(given)
         return json_response(host.model.adapter_set.states())
@@ -154,4 +153,6 @@ def check_parameters(request: Request) -> None:
     for name in request.query_params:
         if name not in allowed:
             there = f"there are {', '.join(allowed)}" if allowed else "the endpoint takes none"
-            raise ApiError(400, f"there is no parameter {name[:100]!r}; {there}", param=name[:100])
+            raise ApiError(
+                ErrorCode.INVALID_VALUE, f"there is no parameter {name[:100]!r}; {there}", param=name[:100]
+            )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from engine_server.contract.caller import ReportedCaller
+from engine_server.contract.errors import ErrorCode
 from engine_server.contract.headers import CALLER
 from engine_server.server.http.errors import ApiError
 
@@ -19,5 +20,7 @@ def reported_caller(headers: Mapping[str, str]) -> ReportedCaller | None:
         return None
     caller = ReportedCaller.parse_header(value)
     if caller is None:
-        raise ApiError(400, f"{CALLER} takes id=32 HEX DIGITS, scope=32 HEX DIGITS, priority=INTEGER")
+        raise ApiError(
+            ErrorCode.INVALID_VALUE, f"{CALLER} takes id=32 HEX DIGITS, scope=32 HEX DIGITS, priority=INTEGER"
+        )
     return caller

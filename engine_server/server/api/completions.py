@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field, PlainValidator
 from starlette.responses import Response
 
+from engine_server.contract.errors import ErrorCode
 from engine_server.requests.validation import MAX_INT32
 from engine_server.server.api import openapi
 from engine_server.server.api.completion_renderer import Completion, CompletionRenderer
@@ -52,9 +53,17 @@ class CompletionRequest(GenerationRequest):
     def check_combinations(self) -> None:
         super().check_combinations()
         if self.use_beam_search and self.prompt_only:
-            raise ApiError(400, "max_tokens is 0; a beam search generates at least 1", param="max_tokens")
+            raise ApiError(
+                ErrorCode.INVALID_VALUE,
+                "max_tokens is 0; a beam search generates at least 1",
+                param="max_tokens",
+            )
         if self.use_beam_search and self.echo and self.logprobs is not None:
-            raise ApiError(400, "a beam search has no log-probabilities of the prompt", param="logprobs")
+            raise ApiError(
+                ErrorCode.INVALID_VALUE,
+                "a beam search has no log-probabilities of the prompt",
+                param="logprobs",
+            )
 
     def sampling_parameters(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
         parameters = self.shared_parameters(defaults)

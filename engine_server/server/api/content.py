@@ -93,8 +93,7 @@ def omitted_in(turn: Turn) -> Iterator[Omitted]:
 def refuse_media(part: IgnoredPart) -> ApiError:
     """Return the error for a part that the model can't take."""
     return ApiError(
-        400,
+        ErrorCode.UNSUPPORTED_VALUE,
         f"{part} is a part that the model can't take; it takes text",
         param=part.field,
-        code=ErrorCode.UNSUPPORTED_VALUE,
     )

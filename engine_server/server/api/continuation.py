@@ -36,9 +36,7 @@ def resumed_stream(
     try:
         resume = msgspec.convert(unknown_fields.get(ROUTER_FIELD), RouterFields).resume
     except msgspec.ValidationError as error:
-        raise ApiError(
-            400, f"{ROUTER_FIELD}: {error}", param=ROUTER_FIELD, code=ErrorCode.INVALID_VALUE
-        ) from None
+        raise ApiError(ErrorCode.INVALID_VALUE, f"{ROUTER_FIELD}: {error}", param=ROUTER_FIELD) from None
     if resume.model != fingerprint:
         raise mismatch("the stream was begun by another model, dtype or kind of device", fingerprint)
     return resume
@@ -64,13 +62,13 @@ def check_prompt(request: AnswerRequest, prompts: Sequence[PreparedPrompt]) -> N
 
 def mismatch(message: str, fingerprint: str) -> ApiError:
     """Return the error for a stream that this engine can't continue. fingerprint: that of the model that answers."""
-    return ApiError(409, message, param=ROUTER_FIELD, code=ErrorCode.MODEL_MISMATCH, fingerprint=fingerprint)
+    return ApiError(ErrorCode.MODEL_MISMATCH, message, param=ROUTER_FIELD, fingerprint=fingerprint)
 
 
 def refuse_continuation() -> ApiError:
     """Return the error for a request that continues what is no stream of one sampled choice."""
     message = "only a stream of one choice can be continued"
-    return ApiError(400, message, param=ROUTER_FIELD, code=ErrorCode.INVALID_VALUE)
+    return ApiError(ErrorCode.INVALID_VALUE, message, param=ROUTER_FIELD)
 
 
 def first_report(request: AnswerRequest, prompts: Sequence[PreparedPrompt]) -> TokenReport | None:

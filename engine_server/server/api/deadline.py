@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from engine_server.contract.errors import ErrorCode
 from engine_server.contract.headers import REQUEST_TIMEOUT
 from engine_server.server.http.errors import ApiError
 
@@ -16,5 +17,8 @@ def deadline(timeout: float | None, headers: Mapping[str, str]) -> float | None:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise ApiError(400, f"{REQUEST_TIMEOUT} is {text[:50]!r}; it takes a number of seconds over 0")
+        raise ApiError(
+            ErrorCode.INVALID_VALUE,
+            f"{REQUEST_TIMEOUT} is {text[:50]!r}; it takes a number of seconds over 0",
+        )
     return seconds if timeout is None else min(timeout, seconds)

@@ -238,13 +238,25 @@ class GenerationRequest(ApiRequest):
 
     def check_combinations(self) -> None:
         if self.stream_options is not None and not self.stream:
-            raise ApiError(400, "stream_options needs stream to be true", param="stream_options")
+            raise ApiError(
+                ErrorCode.INVALID_VALUE, "stream_options needs stream to be true", param="stream_options"
+            )
         if self.stream and self.prompt_logprobs is not None:
-            raise ApiError(400, "prompt_logprobs needs stream to be false", param="prompt_logprobs")
+            raise ApiError(
+                ErrorCode.INVALID_VALUE, "prompt_logprobs needs stream to be false", param="prompt_logprobs"
+            )
         if self.truncation_side is not None and self.truncate_prompt_tokens is None:
-            raise ApiError(400, "truncation_side needs truncate_prompt_tokens", param="truncation_side")
+            raise ApiError(
+                ErrorCode.INVALID_VALUE,
+                "truncation_side needs truncate_prompt_tokens",
+                param="truncation_side",
+            )
         if self.length_penalty not in (None, 1) and not self.use_beam_search:
-            raise ApiError(400, "length_penalty needs use_beam_search to be true", param="length_penalty")
+            raise ApiError(
+                ErrorCode.INVALID_VALUE,
+                "length_penalty needs use_beam_search to be true",
+                param="length_penalty",
+            )
         if self.use_beam_search:
             self._check_beam_search()
 
@@ -261,7 +273,11 @@ class GenerationRequest(ApiRequest):
             and getattr(self, name) not in (None, getattr(defaults, name), [], {})
         ]
         if given:
-            raise ApiError(400, f"{given[0]} has no effect on a beam search; leave it out", param=given[0])
+            raise ApiError(
+                ErrorCode.INVALID_VALUE,
+                f"{given[0]} has no effect on a beam search; leave it out",
+                param=given[0],
+            )
 
     @cached_property
     def grammar(self) -> RequestedGrammar | None:
@@ -363,15 +379,13 @@ def to_api_error(kind: type[ApiRequest], error: ErrorDetails) -> ApiError:
     field = shorten(".".join(str(step) for step in error["loc"]))
     match error["type"]:
         case "json_invalid":
-            return ApiError(400, f"the body is not JSON: {error['msg']}", code=ErrorCode.INVALID_JSON)
+            return ApiError(ErrorCode.INVALID_JSON, f"the body is not JSON: {error['msg']}")
         case "missing":
             message = kind.MISSING.get(field, f"{field} is missing")
-            return ApiError(400, message, param=field, code=ErrorCode.MISSING_FIELD)
+            return ApiError(ErrorCode.MISSING_FIELD, message, param=field)
         case fields.UNSUPPORTED:
-            return ApiError(400, f"{field} {error['msg']}", param=field, code=ErrorCode.UNSUPPORTED_VALUE)
+            return ApiError(ErrorCode.UNSUPPORTED_VALUE, f"{field} {error['msg']}", param=field)
         case "model_type" if not field:
-            return ApiError(400, "the body is not a JSON object")
+            return ApiError(ErrorCode.INVALID_VALUE, "the body is not a JSON object")
         case _:
-            return ApiError(
-                400, f"{field}: {shorten(error['msg'])}", param=field, code=ErrorCode.INVALID_VALUE
-            )
+            return ApiError(ErrorCode.INVALID_VALUE, f"{field}: {shorten(error['msg'])}", param=field)

@@ -50,10 +50,12 @@ def find_endpoint(model: LoadedModel, body: bytes) -> str:
     try:
         fields: Collection[str] = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except msgspec.DecodeError as error:
-        raise ApiError(400, f"the body is not a JSON object: {error}", code=ErrorCode.INVALID_JSON) from None
+        raise ApiError(ErrorCode.INVALID_JSON, f"the body is not a JSON object: {error}") from None
     endpoints = next((ENDPOINTS[name] for name in ENDPOINTS if name in fields), None)
     if endpoints is None:
-        raise ApiError(400, f"the body has no field that names its endpoint: {', '.join(ENDPOINTS)}")
+        raise ApiError(
+            ErrorCode.MISSING_FIELD, f"the body has no field that names its endpoint: {', '.join(ENDPOINTS)}"
+        )
     check_task(model, *dict.fromkeys(task for _, task in endpoints))
     return next(path for path, task in endpoints if task in model.tasks)
 

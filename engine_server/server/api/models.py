@@ -112,4 +112,4 @@ def served_model(model: LoadedModel, name: str | None, headers: Mapping[str, str
 
 
 def not_served(message: str) -> ApiError:
-    return ApiError(404, message, param="model", code=ErrorCode.MODEL_NOT_FOUND)
+    return ApiError(ErrorCode.MODEL_NOT_FOUND, message, param="model")

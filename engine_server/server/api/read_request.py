@@ -161,7 +161,7 @@ def refuse_ignored(settings: ApiSettings, tools: Sequence[IgnoredPart], media: S
     """Raise ApiError 400 for a tool or a part of a message that the settings don't leave out."""
     if settings.strict_tools and tools:
         message = f"{tools[0]} is a tool of a type that is not supported"
-        raise ApiError(400, message, param=tools[0].field, code=ErrorCode.UNSUPPORTED_VALUE)
+        raise ApiError(ErrorCode.UNSUPPORTED_VALUE, message, param=tools[0].field)
     policy = settings.unsupported_media
     for one in media:
         known = one.part.type in MEDIA_TYPES
@@ -181,7 +181,7 @@ def check_reasoning_budget(layout: Layout | None, body: GenerationRequest) -> No
         "thinking_token_budget: the tokens that end this model's reasoning are not known; start the server with "
         "--response-template"
     )
-    raise ApiError(400, message, param="thinking_token_budget", code=ErrorCode.UNSUPPORTED_VALUE)
+    raise ApiError(ErrorCode.UNSUPPORTED_VALUE, message, param="thinking_token_budget")
 
 
 def check_tools(layout: Layout, style: AnswerStyle, searches: bool) -> None:
@@ -197,10 +197,12 @@ def check_tools(layout: Layout, style: AnswerStyle, searches: bool) -> None:
             "the form of this model's tool calls is not known; start the server with --response-template"
         )
         tried = "; ".join(reason[:REFUSAL_CHARACTERS] for reason in layout.refusals)
-        raise ApiError(400, f"{message} (tried: {tried})" if tried else message, param="tools")
+        raise ApiError(
+            ErrorCode.UNSUPPORTED_VALUE, f"{message} (tried: {tried})" if tried else message, param="tools"
+        )
     if use.choice == "required" and layout.call is None:
         message = "a tool call can't be demanded in the form of this model's calls; use the tool_choice auto"
-        raise ApiError(400, message, param="tool_choice")
+        raise ApiError(ErrorCode.UNSUPPORTED_VALUE, message, param="tool_choice")
     if searches and layout.call is not None and use.validated:
         message = "a beam search takes no tool_choice but auto and none, and no strict tools"
-        raise ApiError(400, message, param="use_beam_search")
+        raise ApiError(ErrorCode.UNSUPPORTED_VALUE, message, param="use_beam_search")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from engine_server.contract.errors import ErrorCode
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.structured_outputs import to_json
 from engine_server.server.api.ignored import IgnoredPart
@@ -58,7 +59,7 @@ def request_schemas(body: GenerationRequest, layout: Layout | None, strict: bool
     try:
         outcomes = dict(CACHE.relax(schemas, strict))
     except OverflowError:
-        raise ApiError(400, "a schema has a number of more than 64 bits") from None
+        raise ApiError(ErrorCode.INVALID_VALUE, "a schema has a number of more than 64 bits") from None
     if layout is not None and layout.call is not None:
         tools = [path for path in outcomes if path != form_path]
         outcomes |= {path: as_called(outcomes[path], layout.call, path, strict) for path in tools}
@@ -116,11 +117,11 @@ def form_schema(form: StructuredOutputsParams, path: str) -> Any:
     try:
         return parse_json(str(form.json), path)
     except GrammarError as error:
-        raise ApiError(400, str(error), param=path) from None
+        raise ApiError(ErrorCode.INVALID_VALUE, str(error), param=path) from None
 
 
 def refuse_schema(body: GenerationRequest, error: SchemaError, of_form: bool) -> ApiError:
     """Return the error of a schema that can't be used."""
     part = IgnoredPart(error.path, "")
     field = body.engine_fields["structured_outputs"] if of_form else part.path
-    return ApiError(400, f"{part.path}: {error}", param=field)
+    return ApiError(ErrorCode.INVALID_VALUE, f"{part.path}: {error}", param=field)

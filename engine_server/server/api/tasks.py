@@ -38,9 +38,8 @@ def check_task(model: LoadedModel, *tasks: str) -> None:
     if set(tasks).isdisjoint(model.tasks):
         endpoints = dict.fromkeys(path for task in model.tasks for path in ENDPOINTS[task])
         raise ApiError(
-            400,
+            ErrorCode.UNSUPPORTED_VALUE,
             f"{unsupported(*tasks)}, {model.served_names[0]!r}; it can {', '.join(model.tasks)}: use "
             f"{', '.join(endpoints)}",
             param="model",
-            code=ErrorCode.UNSUPPORTED_VALUE,
         )

@@ -54,9 +54,11 @@ class TokenizeRequest(ChatInput):
     def check_combinations(self) -> None:
         super().check_combinations()
         if self.prompt is None and self.messages is None:
-            raise ApiError(400, "prompt is missing", param="prompt", code=ErrorCode.MISSING_FIELD)
+            raise ApiError(ErrorCode.MISSING_FIELD, "prompt is missing", param="prompt")
         if self.prompt is not None and self.messages is not None:
-            raise ApiError(400, "prompt and messages exclude each other", param="messages")
+            raise ApiError(
+                ErrorCode.INVALID_VALUE, "prompt and messages exclude each other", param="messages"
+            )
 
     @property
     def ignored_tools(self) -> Sequence[IgnoredPart]:
@@ -159,7 +161,7 @@ async def detokenize(model: LoadedModel, request: DetokenizeRequest) -> Detokeni
     size = model.engine.model_config.vocab_size
     if request.tokens and max(request.tokens) >= size:
         message = f"tokens has {max(request.tokens)}; tokens are integers from 0 to {size - 1}"
-        raise ApiError(400, message, param="tokens", code=ErrorCode.INVALID_VALUE)
+        raise ApiError(ErrorCode.INVALID_VALUE, message, param="tokens")
     tokenizer = require_tokenizer(model)
     return Detokenized(await run_by_size(len(request.tokens), lambda: decode(tokenizer, request.tokens)))
 

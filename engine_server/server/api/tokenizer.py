@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from engine_server.contract.errors import ErrorCode
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
@@ -15,5 +16,8 @@ if TYPE_CHECKING:
 def require_tokenizer(model: LoadedModel) -> PreTrainedTokenizerBase:
     """Return the tokenizer. Raises ApiError 400 if the server was started without one."""
     if model.tokenizer is None:
-        raise ApiError(400, "the server has no tokenizer: it was started with --skip-tokenizer-init")
+        raise ApiError(
+            ErrorCode.UNSUPPORTED_VALUE,
+            "the server has no tokenizer: it was started with --skip-tokenizer-init",
+        )
     return model.tokenizer

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine_server.contract.errors import ErrorCode
 from engine_server.contract.quoting import shorten
 from engine_server.server.conversation.history.messages import Lost, template_messages
 from engine_server.server.conversation.history.prefill import Openings, Prefill, prefilled_start
@@ -68,10 +69,12 @@ class ChatPrompt:
         except TemplateFaultError as error:
             whose = "the model's chat template" if self.template is None else "chat_template"
             message = f"{whose} can't be rendered: {shorten(str(error))}"
-            raise ApiError(400, message, param=None if self.template is None else "chat_template") from None
+            raise ApiError(
+                ErrorCode.INVALID_VALUE, message, param=None if self.template is None else "chat_template"
+            ) from None
         except (TemplateRefusedError, ValueError) as error:
             message = f"messages don't fit the model's chat template: {shorten(str(error))}"
-            raise ApiError(400, message, param="messages") from None
+            raise ApiError(ErrorCode.INVALID_VALUE, message, param="messages") from None
 
     def _render(self, template: ChatTemplate) -> tuple[str, AnswerStart]:
         if self.prefill is not None:

@@ -73,7 +73,7 @@ class ChoiceReader:
 def raise_if_failed(output: CompletionOutput) -> None:
     """Raise ApiError for an output that ended without an answer."""
     if output.finish_reason == "error":
-        raise ApiError(500, f"the request failed: {output.stop_reason}", code=ErrorCode.REQUEST_FAILED)
+        raise ApiError(ErrorCode.REQUEST_FAILED, f"the request failed: {output.stop_reason}")
     if output.finish_reason == "abort":
         message = "the request was aborted by the server"
-        raise ApiError(503, message, code=ErrorCode.ABORTED, retry_after=1)
+        raise ApiError(ErrorCode.ABORTED, message, retry_after=1)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
+from engine_server.contract.errors import ErrorCode
 from engine_server.engine.loop.turns import Turns
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.server.generation.answer_start import NO_START, AnswerStart
@@ -202,7 +203,7 @@ def encode(
         return processor.encode(text, most_tokens, add_special_tokens)
     except InvalidRequestError as error:
         message = str(error) if param == "prompt" else f"{param}: {error}"
-        raise ApiError(400, message, param=param) from None
+        raise ApiError(ErrorCode.INVALID_VALUE, message, param=param) from None
 
 
 async def tokenize_chat(engine: AsyncLLMEngine, chat: Chat, most_tokens: int | None) -> TokensPrompt:

@@ -42,7 +42,7 @@ def check_beams(num_tokens: int, width: int) -> None:
     """Raise ApiError 400 for beams whose tokens take too long to send to the core, which each step does."""
     if error := bounds.BEAM_TOKENS.exceeded(num_tokens * width):
         message = f"a beam search of width {width} over {num_tokens:,} prompt tokens is too large: {error}"
-        raise ApiError(400, message, param="use_beam_search", code=ErrorCode.INVALID_VALUE)
+        raise ApiError(ErrorCode.INVALID_VALUE, message, param="use_beam_search")
 
 
 def reported(logprobs: int | None, vocab_size: int) -> int:
@@ -52,4 +52,4 @@ def reported(logprobs: int | None, vocab_size: int) -> int:
 
 def check(bound: Bound, amount: int, param: str) -> None:
     if error := bound.exceeded(amount):
-        raise ApiError(400, error, param=param, code=ErrorCode.INVALID_VALUE)
+        raise ApiError(ErrorCode.INVALID_VALUE, error, param=param)

@@ -68,9 +68,8 @@ class KeyCheck:
 def unauthorized() -> Response:
     """Return the answer to a request without a key."""
     error = ApiError(
-        401,
+        ErrorCode.INVALID_API_KEY,
         "the request has no valid API key; it takes `Authorization: Bearer KEY` or `x-api-key: KEY`",
-        code=ErrorCode.INVALID_API_KEY,
     )
     response = error.response()
     response.headers["WWW-Authenticate"] = "Bearer"

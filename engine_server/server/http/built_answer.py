@@ -32,7 +32,7 @@ def reserve(num_bytes: int) -> None:
             f"there is no room for an answer of {num_bytes} bytes in the {MAX_BYTES} bytes for those that clients have "
             "not read yet, of which each sender has a share; try again later"
         )
-        raise ApiError(503, message, code=ErrorCode.QUEUE_FULL, retry_after=1)
+        raise ApiError(ErrorCode.BUFFER_FULL, message, retry_after=1)
 
 
 class BuiltAnswer(Response):

@@ -19,7 +19,6 @@ def check_content_type(headers: Iterable[tuple[bytes, bytes]]) -> None:
     if given is None or not is_json(given):
         found = "missing" if given is None else quote(media_type(given).decode("latin-1"))
         raise ApiError(
-            415,
+            ErrorCode.UNSUPPORTED_MEDIA_TYPE,
             f"the content type is {found}; it takes application/json",
-            code=ErrorCode.UNSUPPORTED_MEDIA_TYPE,
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from fastapi.exceptions import RequestValidationError
@@ -44,7 +43,7 @@ MAX_MESSAGE = 1000
 
 
 class ApiError(Exception):
-    """An error that ends a request with a status and a message.
+    """An error that ends a request with the status of its code, and a message.
 
     param: the field that is wrong. fingerprint: that of the model or adapter that would have answered; None: it has no
     part in the error.
@@ -52,20 +51,19 @@ class ApiError(Exception):
 
     def __init__(
         self,
-        status: int,
+        code: ErrorCode,
         message: str,
         *,
         param: str | None = None,
-        code: ErrorCode | None = None,
         retry_after: int | None = None,
         close: bool = False,
         fingerprint: str | None = None,
     ) -> None:
         super().__init__(message)
-        self.status = status
+        self.code = code
+        self.status = code.status
         self.message = message
         self.param = param
-        self.code = code
         self.retry_after = retry_after
         self.close = close
         self.fingerprint = fingerprint
@@ -98,7 +96,7 @@ def refusal(error: InvalidRequestError, fields: Mapping[str, str]) -> ApiError:
     """Return the engine's error as one of the client's field."""
     param = fields.get(error.parameter or "", error.parameter)
     message = str(error) if param == error.parameter else f"{param}: {error}"
-    return ApiError(400, message, param=param)
+    return ApiError(ErrorCode.INVALID_VALUE, message, param=param)
 
 
 class ErrorResponse(Response):
@@ -121,27 +119,27 @@ def as_api_error(error: Exception) -> ApiError:
         case ApiError():
             return error
         case InvalidRequestError():
-            return ApiError(400, str(error), param=error.parameter)
+            return ApiError(ErrorCode.INVALID_VALUE, str(error), param=error.parameter)
         case QueueFullError():
-            return ApiError(503, str(error), code=ErrorCode.QUEUE_FULL, retry_after=1)
+            return ApiError(ErrorCode.QUEUE_FULL, str(error), retry_after=1)
         case ShareUsedError():
             # Not queue_full, for which a router takes all other callers' requests elsewhere too.
-            return ApiError(429, str(error), code=ErrorCode.RATE_LIMITED, retry_after=1)
+            return ApiError(ErrorCode.RATE_LIMITED, str(error), retry_after=1)
         case EngineShutDownError():
             return shutting_down()
         case OperationRefusedError():
-            return ApiError(409, str(error))
+            return ApiError(ErrorCode.OPERATION_REFUSED, str(error))
         case EngineDeadError():
             return dead()
         case _:
             logger.error("a request failed", exc_info=error)
-            return ApiError(500, "internal error; the server's log has it", code=ErrorCode.INTERNAL_ERROR)
+            return ApiError(ErrorCode.INTERNAL_ERROR, "internal error; the server's log has it")
 
 
 def shutting_down() -> ApiError:
     """Return the error of a request that the server's shutdown refuses or ends; another replica can take it."""
     message = "the server is shutting down"
-    return ApiError(503, message, code=ErrorCode.DRAINING, retry_after=1, close=True)
+    return ApiError(ErrorCode.DRAINING, message, retry_after=1, close=True)
 
 
 def dead() -> ApiError:
@@ -150,7 +148,7 @@ def dead() -> ApiError:
     A router may retry on another replica, since nothing was sent.
     """
     message = "the engine is dead; the server's log has the cause"
-    return ApiError(503, message, code=ErrorCode.ENGINE_DEAD, retry_after=1, close=True)
+    return ApiError(ErrorCode.ENGINE_DEAD, message, retry_after=1, close=True)
 
 
 async def answer_error(_: Request, error: Exception) -> Response:
@@ -162,13 +160,13 @@ async def answer_http_exception(request: Request, error: Exception) -> Response:
     path = f"{request.method} {shorten(request.url.path)}"
     match error.status_code:
         case 404:
-            message = f"there is no {path}"
+            answer = ApiError(ErrorCode.UNKNOWN_PATH, f"there is no {path}")
         case 405:
             allowed = (error.headers or {}).get("Allow", "another method")
-            message = f"{path} is not allowed; allowed: {allowed}"
-        case status:
-            message = str(error.detail or HTTPStatus(status).phrase)
-    response = ApiError(error.status_code, message).response()
+            answer = ApiError(ErrorCode.METHOD_NOT_ALLOWED, f"{path} is not allowed; allowed: {allowed}")
+        case _:
+            answer = as_api_error(error)
+    response = answer.response()
     response.headers.update(error.headers or {})
     return response
 
@@ -178,7 +176,7 @@ async def answer_invalid_parameter(_: Request, error: Exception) -> Response:
     first = error.errors()[0]
     name = str(first["loc"][-1])
     message = f"{name}: {first['msg']}"
-    return ApiError(400, message, param=name, code=ErrorCode.INVALID_VALUE).response()
+    return ApiError(ErrorCode.INVALID_VALUE, message, param=name).response()
 
 
 def add_error_handlers(app: FastAPI) -> None:

@@ -168,7 +168,7 @@ class Connection(HttpToolsProtocol, Occupant):
             self._refuse(error)
         except httptools.HttpParserError as error:
             cause = error.__context__
-            invalid = ApiError(400, f"invalid HTTP request: {error}", code=ErrorCode.MALFORMED_REQUEST)
+            invalid = ApiError(ErrorCode.MALFORMED_REQUEST, f"invalid HTTP request: {error}")
             self._refuse(cause if isinstance(cause, ApiError) else invalid)
         else:
             if self._unparsed:
@@ -239,7 +239,7 @@ class Connection(HttpToolsProtocol, Occupant):
                 self.parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
                 if self.parser.get_method() == b"CONNECT":
-                    raise ApiError(405, "CONNECT is not allowed", code=ErrorCode.METHOD_NOT_ALLOWED) from None
+                    raise ApiError(ErrorCode.METHOD_NOT_ALLOWED, "CONNECT is not allowed") from None
                 data = b"".join((self._head_without_upgrade(), data[upgrade.args[0] :]))
                 self.parser = httptools.HttpRequestParser(self)
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's parsers
@@ -264,11 +264,11 @@ class Connection(HttpToolsProtocol, Occupant):
             f"the request's head is too large; it may have {limits.head_bytes} bytes and "
             f"{limits.head_fields} header fields"
         )
-        return ApiError(431, message, code=ErrorCode.HEAD_TOO_LARGE)
+        return ApiError(ErrorCode.HEAD_TOO_LARGE, message)
 
     def _no_memory(self) -> ApiError:
         message = "the requests that clients sent before their answers take all memory that there is for them"
-        return ApiError(503, message, code=ErrorCode.QUEUE_FULL, retry_after=1)
+        return ApiError(ErrorCode.BUFFER_FULL, message, retry_after=1)
 
     def _watch_input(self) -> None:
         """Start the timer of the part of a request that is missing."""
@@ -318,7 +318,7 @@ class Connection(HttpToolsProtocol, Occupant):
             self._start_timer(UNREAD_SECONDS, self._time_out_head)
             return
         message = f"the request's head did not arrive within {self._limits.head_seconds:g} s"
-        self._refuse(ApiError(408, message, code=ErrorCode.REQUEST_TIMEOUT))
+        self._refuse(ApiError(ErrorCode.SLOW_REQUEST, message))
 
     def _time_out_body(self) -> None:
         limits = self._limits
@@ -333,7 +333,7 @@ class Connection(HttpToolsProtocol, Occupant):
             message = f"no part of the request's body arrived for {limits.piece_seconds:g} s"
         else:
             message = f"the request's body did not arrive within {limits.body_seconds:g} s"
-        self._refuse(ApiError(408, message, code=ErrorCode.REQUEST_TIMEOUT))
+        self._refuse(ApiError(ErrorCode.SLOW_REQUEST, message))
 
     def timeout_keep_alive_handler(self) -> None:
         if self._has_unread_input:

@@ -103,14 +103,14 @@ class RequestBody:
 
     def _too_large(self) -> ApiError:
         message = f"the body is larger than {self._max_body_bytes} bytes, which is the limit"
-        return ApiError(413, message, code=ErrorCode.BODY_TOO_LARGE, close=True)
+        return ApiError(ErrorCode.BODY_TOO_LARGE, message, close=True)
 
     def _no_memory(self) -> ApiError:
         message = (
             f"there is no room for the body in the {self._shares.limit} bytes for those of all requests in flight, "
             "of which each sender has a share; try again later"
         )
-        return ApiError(503, message, code=ErrorCode.QUEUE_FULL, retry_after=1, close=True)
+        return ApiError(ErrorCode.BUFFER_FULL, message, retry_after=1, close=True)
 
 
 def reported_id(scope: Scope) -> str | None:
@@ -125,7 +125,7 @@ def check_structure(body: bytes | bytearray, scope: Scope) -> None:
     continues = any(name == RESUME_NAME for name, _ in scope["headers"])
     error = excess_of_structure(body, scope["path"], continues)
     if error is not None:
-        raise ApiError(400, error, code=ErrorCode.INVALID_VALUE)
+        raise ApiError(ErrorCode.INVALID_VALUE, error)
 
 
 def replay(body: bytes) -> Receive:

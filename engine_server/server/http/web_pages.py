@@ -37,7 +37,7 @@ class HostCheck:
             f"{quote(host.decode('latin-1'))} is no name of this server, which listens on a loopback address; "
             "--allow-host NAME allows one"
         )
-        await ApiError(403, message, code=ErrorCode.UNKNOWN_HOST).response()(scope, receive, send)
+        await ApiError(ErrorCode.UNKNOWN_HOST, message).response()(scope, receive, send)
 
 
 class NoPages:
@@ -51,7 +51,7 @@ class NoPages:
         if b"origin" not in fields and fields.get(b"sec-fetch-site", b"none") in OWN_SITES:
             await self._app(scope, receive, send)
             return
-        error = ApiError(403, "the admin API takes no requests of web pages", code=ErrorCode.FOREIGN_ORIGIN)
+        error = ApiError(ErrorCode.FOREIGN_ORIGIN, "the admin API takes no requests of web pages")
         await error.response()(scope, receive, send)
 
 

@@ -9,7 +9,6 @@ from engine_server.contract.api import Key
 from engine_server.contract.errors import ErrorCode
 from engine_server.router.http.exchange import Exchange
 from engine_server.router.http.wire import Request
-from engine_server.router.requests.error_events import RETRYABLE_CODES
 from engine_server.router.requests.hold.hold import Held
 from engine_server.router.requests.hold.line import Place
 from engine_server.router.requests.journal import StreamState
@@ -61,21 +60,24 @@ STUCK = StreamState(begun=True, resumable=False, fingerprint=b"weights-1")
 TOLD = {"known_to_engines": True}
 OTHER_MAKE = {"known_to_engines": True, "has_fingerprint": False}
 ADAPTER = {"known_to_engines": True, "for_adapter": True}
-# The codes that say something of one engine. All others depend on the status alone.
-SPECIAL = {
-    ErrorCode.QUEUE_FULL,
-    ErrorCode.DRAINING,
-    ErrorCode.LOADING,
-    ErrorCode.ENGINE_DEAD,
-    ErrorCode.MODEL_NOT_FOUND,
-    ErrorCode.REQUEST_FAILED,
-}
+# Codes of failures that may be the engine's or the request's.
+FAILURES = (
+    ErrorCode.ABORTED,
+    ErrorCode.INTERNAL_ERROR,
+    ErrorCode.NO_REPLICA,
+    ErrorCode.SATURATED,
+    ErrorCode.NO_ANSWER,
+    ErrorCode.INTERRUPTED,
+)
+# Codes of engines that are full, or that take no further requests.
+NO_ROOM = (ErrorCode.QUEUE_FULL, ErrorCode.BUFFER_FULL)
+GOING = (ErrorCode.DRAINING, ErrorCode.LOADING, ErrorCode.ENGINE_DEAD)
 # Status, code, what is known, the verdict, and whether the retry needs a budget: None if each engine would refuse.
 REFUSALS: list[tuple[int, ErrorCode | None, dict[str, bool], Verdict | None, bool | None]] = [
-    (503, ErrorCode.QUEUE_FULL, {}, Verdict(Kind.FULL, seconds=7.0), BUDGET),
+    *((503, code, {}, Verdict(Kind.FULL, seconds=7.0), BUDGET) for code in NO_ROOM),
     *(
         (503, code, {}, Verdict(Kind.EJECT, f"it answered {code}", Cause.REFUSING), NO_BUDGET)
-        for code in (ErrorCode.DRAINING, ErrorCode.LOADING, ErrorCode.ENGINE_DEAD)
+        for code in GOING
     ),
     (404, ErrorCode.MODEL_NOT_FOUND, {}, None, None),
     (404, ErrorCode.MODEL_NOT_FOUND, ADAPTER, Verdict(Kind.LACKING), BUDGET),
@@ -87,15 +89,18 @@ REFUSALS: list[tuple[int, ErrorCode | None, dict[str, bool], Verdict | None, boo
         NO_BUDGET,
     ),
     (404, ErrorCode.MODEL_NOT_FOUND, OTHER_MAKE, None, NO_BUDGET),
-    (500, ErrorCode.REQUEST_FAILED, {}, None, None),
     (503, None, {}, Verdict(Kind.SUSPECT, "it answered 503", Cause.REFUSING), BUDGET),
     (500, None, {}, Verdict(Kind.FAILED, "it answered 500"), BUDGET),
     (404, None, {}, None, None),
-    *((409, code, {}, None, None) for code in ErrorCode if code not in SPECIAL),
     *(
-        (503, code, {}, Verdict(Kind.FAILED, "it answered 503"), BUDGET)
+        (code.status, code, {}, Verdict(Kind.FAILED, f"it answered {code.status}"), BUDGET)
+        for code in FAILURES
+    ),
+    # Each engine would refuse the request.
+    *(
+        (code.status, code, {}, None, None)
         for code in ErrorCode
-        if code not in SPECIAL
+        if code not in (*FAILURES, *NO_ROOM, *GOING, ErrorCode.MODEL_NOT_FOUND)
     ),
 ]
 
@@ -141,12 +146,13 @@ def refusal_cases():
 
 def broken_stream_cases():
     """Streams that an engine broke off with an error: its code decides about the engine alone."""
-    for code in sorted(RETRYABLE_CODES):
+    for code in (one for one in ErrorCode if one.breaks_off):
         refusal = Refusal(503, code, 1.0)
-        verdict = {
-            ErrorCode.QUEUE_FULL: Verdict(Kind.FULL, seconds=1.0),
-            ErrorCode.ABORTED: Verdict(Kind.FAILED, "it answered 503"),
-        }.get(code, Verdict(Kind.EJECT, f"it answered {code}", Cause.REFUSING))
+        verdict = (
+            Verdict(Kind.FULL, seconds=1.0) if code in NO_ROOM else Verdict(Kind.FAILED, "it answered 503")
+        )
+        if code in GOING:
+            verdict = Verdict(Kind.EJECT, f"it answered {code}", Cause.REFUSING)
         result = AttemptResult(Outcome.INTERRUPTED, refusal, BEGUN)
         carried = Continue(attempts=after(code, tried=(TWO,)), verdict=verdict)
         yield pytest.param(result, VIEW, Attempts(tried=(ONE, TWO)), carried, id=f"broken off with {code}")

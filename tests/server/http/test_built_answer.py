@@ -87,7 +87,7 @@ async def test_answers_that_nobody_reads_leave_room_for_other_senders() -> None:
         await client.read()
         await client.task
     assert answers.used == 0
-    assert json.loads(refused[0].body)["error"]["code"] == "queue_full"
+    assert json.loads(refused[0].body)["error"]["code"] == "buffer_full"
     assert b"retry-after" in dict(refused[0].messages[0]["headers"])
 
 

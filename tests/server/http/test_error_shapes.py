@@ -31,30 +31,31 @@ async def answer(error: ApiError, path: str) -> tuple[dict[bytes, bytes], Any]:
 
 
 @pytest.mark.parametrize(
-    ("status", "kind"),
+    ("code", "kind"),
     [
-        (400, "invalid_request_error"),
-        (401, "authentication_error"),
-        (403, "permission_error"),
-        (404, "not_found_error"),
-        (405, "invalid_request_error"),
-        (413, "request_too_large"),
-        (429, "rate_limit_error"),
-        (500, "api_error"),
-        (503, "overloaded_error"),
-        (504, "timeout_error"),
+        (ErrorCode.INVALID_VALUE, "invalid_request_error"),
+        (ErrorCode.INVALID_API_KEY, "authentication_error"),
+        (ErrorCode.FOREIGN_ORIGIN, "permission_error"),
+        (ErrorCode.MODEL_NOT_FOUND, "not_found_error"),
+        (ErrorCode.METHOD_NOT_ALLOWED, "invalid_request_error"),
+        (ErrorCode.BODY_TOO_LARGE, "request_too_large"),
+        (ErrorCode.RATE_LIMITED, "rate_limit_error"),
+        (ErrorCode.REQUEST_FAILED, "api_error"),
+        (ErrorCode.QUEUE_FULL, "overloaded_error"),
+        (ErrorCode.REQUEST_TIMEOUT, "timeout_error"),
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
-async def test_paths_of_anthropics_api_have_its_errors(path: str, status: int, kind: str) -> None:
-    _, body = await answer(ApiError(status, "no"), path)
-    assert body == {"type": "error", "error": {"type": kind, "message": "no"}, "request_id": "abc"}
-    if status != 413:  # the client has no type for it
+async def test_paths_of_anthropics_api_have_its_errors(path: str, code: ErrorCode, kind: str) -> None:
+    _, body = await answer(ApiError(code, "no"), path)
+    error = {"type": kind, "message": "no", "code": code}
+    assert body == {"type": "error", "error": error, "request_id": "abc"}
+    if code != ErrorCode.BODY_TOO_LARGE:  # the client has no type for it
         ErrorResponse.model_validate(body)
 
 
 async def test_error_that_may_be_retried_keeps_its_code_and_headers() -> None:
-    error = ApiError(503, "full", code=ErrorCode.QUEUE_FULL, retry_after=1, close=True)
+    error = ApiError(ErrorCode.QUEUE_FULL, "full", retry_after=1, close=True)
     headers, body = await answer(error, "/v1/messages")
     assert body["error"]["code"] == "queue_full"
     assert (headers[b"retry-after"], headers[b"connection"]) == (b"1", b"close")
@@ -62,5 +63,6 @@ async def test_error_that_may_be_retried_keeps_its_code_and_headers() -> None:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages_of_others"])
 async def test_other_paths_have_openais_errors(path: str) -> None:
-    _, body = await answer(ApiError(404, "no", param="model"), path)
-    assert body == {"error": {"message": "no", "type": "not_found_error", "param": "model", "code": None}}
+    _, body = await answer(ApiError(ErrorCode.MODEL_NOT_FOUND, "no", param="model"), path)
+    error = {"message": "no", "type": "not_found_error", "param": "model", "code": "model_not_found"}
+    assert body == {"error": error}

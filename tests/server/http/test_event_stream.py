@@ -15,7 +15,7 @@ from engine_server.server.http.chunks import CHUNKS, ChunkWriter
 from engine_server.server.http.errors import ApiError
 from engine_server.server.http.event_stream import KEEP_ALIVE, EventStream, OpenAIStream
 
-BUSY = ApiError(503, "the queue is full", code=ErrorCode.QUEUE_FULL)
+BUSY = ApiError(ErrorCode.QUEUE_FULL, "the queue is full")
 
 
 class Source:

@@ -146,20 +146,20 @@ def trickling(connection: socket.socket, piece: bytes) -> Iterator[None]:
 def test_head_that_does_not_arrive_in_time_is_refused() -> None:
     with serving(head_seconds=0.2) as service, service.connect() as connection:
         connection.sendall(b"GET / HTTP/1.1\r\nHost")
-        assert_refused(connection, 408, "request_timeout")
+        assert_refused(connection, 408, "slow_request")
 
 
 def test_header_fields_that_trickle_do_not_extend_the_time_for_a_head() -> None:
     with serving(head_seconds=0.5) as service, service.connect() as connection:
         connection.sendall(b"GET / HTTP/1.1\r\n")
         with trickling(connection, b"X: a\r\n"):
-            assert_refused(connection, 408, "request_timeout")
+            assert_refused(connection, 408, "slow_request")
 
 
 def test_body_that_pauses_too_long_is_refused() -> None:
     with serving(piece_seconds=0.2) as service, service.connect() as connection:
         connection.sendall(POST + b"Content-Length: 10\r\n\r\n{")
-        assert_refused(connection, 408, "request_timeout")
+        assert_refused(connection, 408, "slow_request")
         until(lambda: service.app.running == 0)
 
 
@@ -209,7 +209,7 @@ def test_pieces_of_a_body_that_trickle_do_not_extend_its_time() -> None:
     with serving(body_seconds=0.5) as service, service.connect() as connection:
         connection.sendall(POST + b"Content-Length: 1000000\r\n\r\n")
         with trickling(connection, b"a"):
-            assert_refused(connection, 408, "request_timeout")
+            assert_refused(connection, 408, "slow_request")
         until(lambda: service.app.running == 0)
 
 

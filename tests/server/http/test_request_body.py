@@ -78,7 +78,7 @@ async def test_bodies_together_are_bounded() -> None:
     await second.send(bytes(20), more=True)
     await second.task
     assert second.status == 503
-    assert json.loads(second.messages[1]["body"])["error"]["code"] == "queue_full"
+    assert json.loads(second.messages[1]["body"])["error"]["code"] == "buffer_full"
     assert (b"connection", b"close") in second.messages[0]["headers"]
     await first.send(b"end", more=False)
     await first.task

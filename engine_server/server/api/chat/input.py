@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AfterValidator, Field
 
 from engine_server.contract import bounds
+from engine_server.contract.errors import ErrorCode
 from engine_server.server.api.chat.messages import Message, turns_of
 from engine_server.server.api.chat.template_variables import check_variables
 from engine_server.server.api.fields import Items, only
@@ -38,7 +39,7 @@ class ChatInput(ApiRequest):
         super().check_combinations()
         if self.continue_final_message and self.add_generation_prompt:
             message = "continue_final_message and add_generation_prompt can't both be true"
-            raise ApiError(400, message, param="continue_final_message")
+            raise ApiError(ErrorCode.INVALID_VALUE, message, param="continue_final_message")
 
     @cached_property
     def turns(self) -> tuple[Turn, ...]:
@@ -48,7 +49,7 @@ class ChatInput(ApiRequest):
         """Return the conversation. open_answer: the default of add_generation_prompt. Raises ApiError 400."""
         if self.chat_template is not None and not settings.trust_request_chat_template:
             message = "chat_template needs a server that was started with --trust-request-chat-template"
-            raise ApiError(400, message, param="chat_template")
+            raise ApiError(ErrorCode.UNSUPPORTED_VALUE, message, param="chat_template")
         if self.add_generation_prompt is not None:
             open_answer = self.add_generation_prompt
         return Conversation(

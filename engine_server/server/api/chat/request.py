@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import AfterValidator, Field
 
 from engine_server.contract import bounds
+from engine_server.contract.errors import ErrorCode
 from engine_server.requests.validation import MAX_INT32
 from engine_server.server.api.chat.messages import Message, turns_of
 from engine_server.server.api.chat.template_variables import (
@@ -87,10 +88,12 @@ class ChatFields(GenerationRequest):
     def check_combinations(self) -> None:
         super().check_combinations()
         if self.top_logprobs and not self.logprobs:
-            raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
+            raise ApiError(
+                ErrorCode.INVALID_VALUE, "top_logprobs needs logprobs to be true", param="top_logprobs"
+            )
         if self.continue_final_message and self.add_generation_prompt:
             message = "continue_final_message and add_generation_prompt can't both be true"
-            raise ApiError(400, message, param="continue_final_message")
+            raise ApiError(ErrorCode.INVALID_VALUE, message, param="continue_final_message")
 
     def sampling_parameters(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
@@ -158,7 +161,7 @@ class ChatFields(GenerationRequest):
     def conversation(self, turns: tuple[Turn, ...], settings: ApiSettings) -> Conversation:
         if self.chat_template is not None and not settings.trust_request_chat_template:
             message = "chat_template needs a server that was started with --trust-request-chat-template"
-            raise ApiError(400, message, param="chat_template")
+            raise ApiError(ErrorCode.INVALID_VALUE, message, param="chat_template")
         variables = {
             **(settings.default_chat_template_kwargs or {}),
             **effort_variables(self.reasoning_effort),

@@ -18,6 +18,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from engine_server.contract import bounds
+from engine_server.contract.errors import ErrorCode
 from engine_server.server.api.fields import UNSUPPORTED, Items, check_bound, check_depth
 from engine_server.server.api.ignored import IgnoredTool
 from engine_server.server.generation.tool_use import ToolUse
@@ -135,7 +136,11 @@ def tool_use(
     """
     if not tools:
         if choice not in (None, "none", "auto"):
-            raise ApiError(400, "tool_choice demands a call, and there are no tools", param="tool_choice")
+            raise ApiError(
+                ErrorCode.INVALID_VALUE,
+                "tool_choice demands a call, and there are no tools",
+                param="tool_choice",
+            )
         return None
     definitions = [tool.definition() for tool in tools.values()]
     name = choice.name if isinstance(choice, NamedTool) else None
@@ -143,7 +148,9 @@ def tool_use(
     if name is not None and name not in names:
         allowed = ", ".join(names)[:200]
         raise ApiError(
-            400, f"tool_choice: there is no tool {name}; the tools are {allowed}", param="tool_choice"
+            ErrorCode.INVALID_VALUE,
+            f"tool_choice: there is no tool {name}; the tools are {allowed}",
+            param="tool_choice",
         )
     mode: Any = "required" if name is not None else choice or "auto"
     return ToolUse(definitions, mode, name, parallel is not False, tuple(tools))

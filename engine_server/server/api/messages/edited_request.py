@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from engine_server.contract.bounds import TOKENIZED_BYTES, TOKENIZED_TOKENS
+from engine_server.contract.errors import ErrorCode
 from engine_server.server.api.create_answer import count_tokens
 from engine_server.server.api.messages.context_edits import ThinkingCleared, ToolUsesCleared
 from engine_server.server.api.messages.request import MessagesRequest
@@ -61,4 +62,6 @@ def check_length(body: MessagesRequest) -> None:
     """Raise ApiError 400 for a conversation that takes too long to count, as it may be longer than the context."""
     rendered = [body.turns, body.chat_template_kwargs or {}]
     if error := TOKENIZED_BYTES.exceeded(len(msgspec.json.encode(rendered))):
-        raise ApiError(400, f"messages with context_management: {error}", param="messages")
+        raise ApiError(
+            ErrorCode.INVALID_VALUE, f"messages with context_management: {error}", param="messages"
+        )

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
 from engine_server.contract import bounds
+from engine_server.contract.errors import ErrorCode
 from engine_server.requests.validation import MAX_INT32
 from engine_server.server.api.chat.template_variables import reasoning_variables
 from engine_server.server.api.chat.tools import tool_use
@@ -138,7 +139,7 @@ class MessagesRequest(ConversationRequest):
         super().check_combinations()
         if self.output_format and self.output_config and self.output_config.format:
             message = f"output_format and {FORM_FIELD} are given; an answer has one format"
-            raise ApiError(400, message, param="output_format")
+            raise ApiError(ErrorCode.INVALID_VALUE, message, param="output_format")
 
     def with_messages(self, messages: list[Message]) -> MessagesRequest:
         """Return the request with another conversation."""
@@ -160,7 +161,7 @@ class MessagesRequest(ConversationRequest):
             message = (
                 "messages: the answer can continue a last message of the assistant only if it ends with text"
             )
-            raise ApiError(400, message, param="messages")
+            raise ApiError(ErrorCode.INVALID_VALUE, message, param="messages")
         return True
 
     @property

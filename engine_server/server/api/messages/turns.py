@@ -8,6 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from engine_server.contract.errors import ErrorCode
 from engine_server.server.api.messages.blocks import (
     Block,
     Content,
@@ -116,5 +117,7 @@ def part_of(block: Block, path: str) -> Part | None:
 
 def misplaced(kind: str, role: str) -> ApiError:
     return ApiError(
-        400, f"messages: a message of the role {role} can't have a {kind} block", param="messages"
+        ErrorCode.INVALID_VALUE,
+        f"messages: a message of the role {role} can't have a {kind} block",
+        param="messages",
     )

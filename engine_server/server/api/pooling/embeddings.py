@@ -49,12 +49,14 @@ class VectorRequest(InputRequest):
     def check_combinations(self) -> None:
         super().check_combinations()
         if self.prompt_name is not None and self.input_type is not None:
-            raise ApiError(400, "prompt_name and input_type exclude each other", param="input_type")
+            raise ApiError(
+                ErrorCode.INVALID_VALUE, "prompt_name and input_type exclude each other", param="input_type"
+            )
         names = {"prompt_name": self.prompt_name, "input_type": self.input_type}
         given = next((name for name, value in names.items() if value is not None), None)
         if given is not None and not isinstance((self.input or [None])[0], str):
             message = f"{given} chooses what is put before texts; the input is none"
-            raise ApiError(400, message, param=given, code=ErrorCode.INVALID_VALUE)
+            raise ApiError(ErrorCode.INVALID_VALUE, message, param=given)
 
     def prompt(self, pooling: PoolingConfig) -> str:
         """Return the text that is put before each text. Raises ApiError or InvalidRequestError for an unknown one."""

@@ -89,9 +89,11 @@ def raise_if_failed(output: PoolingRequestOutput[Any]) -> None:
     """Raise ApiError for an output that ended without a result."""
     match output.finish_reason:
         case "error":
-            raise ApiError(500, f"the request failed: {output.stop_reason}", code=ErrorCode.REQUEST_FAILED)
+            raise ApiError(ErrorCode.REQUEST_FAILED, f"the request failed: {output.stop_reason}")
         case "abort":
             message = "the request was aborted by the server"
-            raise ApiError(503, message, code=ErrorCode.ABORTED, retry_after=1)
+            raise ApiError(ErrorCode.ABORTED, message, retry_after=1)
         case "timeout":
-            raise ApiError(504, "the request's timeout passed before its result", param="timeout")
+            raise ApiError(
+                ErrorCode.REQUEST_TIMEOUT, "the request's timeout passed before its result", param="timeout"
+            )

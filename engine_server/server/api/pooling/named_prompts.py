@@ -35,5 +35,5 @@ def prompt_for(pooling: PoolingConfig, input_type: str) -> str:
     if input_type.lower() not in by_name:
         known = ", ".join(dict.fromkeys([*INPUT_TYPES, *by_name]))
         message = f"input_type is {quote(input_type)}; the model knows {known}"
-        raise ApiError(400, message, param="input_type", code=ErrorCode.INVALID_VALUE)
+        raise ApiError(ErrorCode.INVALID_VALUE, message, param="input_type")
     return by_name[input_type.lower()]

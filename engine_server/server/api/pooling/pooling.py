@@ -83,7 +83,7 @@ async def create_pooled(model: LoadedModel, request: PooledRequest, headers: Map
     batch = Batch(request_id, prompts, params, request.context(model, headers, served))
     several = params.task == "encode" and len(prompts) > 1
     if several and (message := POOLED_TOKENS.exceeded(batch.num_tokens)):
-        raise ApiError(400, f"input: {message}", param="input", code=ErrorCode.INVALID_VALUE)
+        raise ApiError(ErrorCode.INVALID_VALUE, f"input: {message}", param="input")
     reserve_answer(model, params, batch, request.encoding_format)
     outputs = await encode(model.engine, batch)
     numbers = await encode_numbers(outputs, request.encoding_format or "float")

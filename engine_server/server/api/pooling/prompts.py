@@ -82,7 +82,7 @@ async def input_tokens(
                 processor.check_length(text, model.max_model_len)
             except InvalidRequestError as error:
                 name = entry(field, texts, index)
-                raise ApiError(400, f"{name}: {error}", param=name, code=ErrorCode.INVALID_VALUE) from None
+                raise ApiError(ErrorCode.INVALID_VALUE, f"{name}: {error}", param=name) from None
         return encode_texts(tokenizer, texts, truncation, add_special_tokens)
 
     return await run_by_size(sum(map(len, texts)), tokenize)
@@ -102,7 +102,7 @@ async def pair_prompts(
     tokenizer, pooling = require_tokenizer(model), model.pooling
     size = sum(len(first) + len(second) + len(instruction or "") for first, second in pairs)
     if error := PAIR_CHARACTERS.exceeded(size):
-        raise ApiError(400, f"{field}: {error}", param=field, code=ErrorCode.INVALID_VALUE)
+        raise ApiError(ErrorCode.INVALID_VALUE, f"{field}: {error}", param=field)
     encoded = await run_by_size(
         size, lambda: text_pairs.pair_prompts(tokenizer, pooling, pairs, truncation, instruction)
     )
@@ -116,15 +116,14 @@ def check_lengths(model: LoadedModel, prompts: Sequence[NamedPrompt]) -> None:
     for prompt in prompts:
         if not prompt.num_tokens:
             message = f"{prompt.field} is empty; it takes at least one token"
-            raise ApiError(400, message, param=prompt.field, code=ErrorCode.INVALID_VALUE)
+            raise ApiError(ErrorCode.INVALID_VALUE, message, param=prompt.field)
         if prompt.num_tokens > model.max_model_len:
             raise ApiError(
-                400,
+                ErrorCode.INVALID_VALUE,
                 f"the model's maximum context length is {model.max_model_len} tokens; {prompt.field} has "
                 f"{prompt.num_tokens} tokens. Please reduce the length of the input prompt, or cut it to the context "
                 "by truncate_prompt_tokens: -1",
                 param=prompt.field,
-                code=ErrorCode.INVALID_VALUE,
             )
 
 

@@ -92,10 +92,9 @@ class ScoreRequest(ScoringRequest):
             if all(getattr(self, name) is not None for name in pair):
                 return pair
         raise ApiError(
-            400,
+            ErrorCode.MISSING_FIELD,
             "the texts are missing: queries and documents, or text_1 and text_2",
             param="queries",
-            code=ErrorCode.MISSING_FIELD,
         )
 
     def check_combinations(self) -> None:
@@ -104,11 +103,10 @@ class ScoreRequest(ScoringRequest):
         first, second = (getattr(self, name) for name in names)
         if len(first) not in (1, len(second)) or not second:
             raise ApiError(
-                400,
+                ErrorCode.INVALID_VALUE,
                 f"{names[0]} has {len(first)} entries and {names[1]} {len(second)}; they take one and any number, or "
                 "the same number",
                 param=names[0],
-                code=ErrorCode.INVALID_VALUE,
             )
 
 
@@ -124,7 +122,7 @@ class RerankRequest(ScoringRequest):
         super().check_combinations()
         if not self.documents:
             message = "documents is empty; it takes at least one text"
-            raise ApiError(400, message, param="documents", code=ErrorCode.INVALID_VALUE)
+            raise ApiError(ErrorCode.INVALID_VALUE, message, param="documents")
 
 
 class Score(msgspec.Struct):

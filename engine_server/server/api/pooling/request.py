@@ -48,7 +48,7 @@ class PoolingRequest(ApiRequest):
         super().check_combinations()
         if self.truncate_prompt_tokens == 0:
             message = "truncate_prompt_tokens is 0; it takes a positive number, or -1 for the model's context"
-            raise ApiError(400, message, param="truncate_prompt_tokens", code=ErrorCode.INVALID_VALUE)
+            raise ApiError(ErrorCode.INVALID_VALUE, message, param="truncate_prompt_tokens")
 
     def answer_id(self, prefix: str) -> str:
         """Return the answer's id: the prefix and the client's own id, or a random one."""
@@ -78,8 +78,8 @@ class InputRequest(ChatInput, PoolingRequest):
     def check_combinations(self) -> None:
         super().check_combinations()
         if self.input is None and self.messages is None:
-            raise ApiError(400, "input is missing", param="input", code=ErrorCode.MISSING_FIELD)
+            raise ApiError(ErrorCode.MISSING_FIELD, "input is missing", param="input")
         if self.input is not None and self.messages is not None:
-            raise ApiError(400, "input and messages exclude each other", param="messages")
+            raise ApiError(ErrorCode.INVALID_VALUE, "input and messages exclude each other", param="messages")
         if media := media_of(self.turns):
             raise refuse_media(media[0].part)

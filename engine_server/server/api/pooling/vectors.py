@@ -58,7 +58,7 @@ def reserve_answer(
     num_bytes = rows * size * (BASE64_BYTES if encoding_format == "base64" else LIST_BYTES)
     if error := ANSWER_BYTES.exceeded(num_bytes):
         message = f"{error}; the answer has {rows:,} rows of {size:,} numbers"
-        raise ApiError(400, message, param="input", code=ErrorCode.INVALID_VALUE)
+        raise ApiError(ErrorCode.INVALID_VALUE, message, param="input")
     reserve(num_bytes)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 from fastapi import APIRouter, Request
 
+from engine_server.contract.errors import ErrorCode
 from engine_server.server.api import openapi
 from engine_server.server.api.create_answer import count_tokens, create_answer
 from engine_server.server.api.generation_request import parse_request
@@ -52,7 +53,7 @@ def routes(host: EngineHost) -> APIRouter:
     @router.post("/v1/responses/{response_id}/cancel", response_model=None)
     @router.get("/v1/responses/{response_id}/input_items", response_model=None)
     async def refuse_stored_response(response_id: str) -> Response:
-        raise ApiError(400, STATELESS, param="response_id")
+        raise ApiError(ErrorCode.UNSUPPORTED_VALUE, STATELESS, param="response_id")
 
     return router
 

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from engine_server.contract import bounds
+from engine_server.contract.errors import ErrorCode
 from engine_server.contract.stream_ends import RESPONSE_ID
 from engine_server.requests.validation import MAX_INT32
 from engine_server.server.api.chat.template_variables import Effort, effort_variables
@@ -131,7 +132,7 @@ class ResponsesRequest(ConversationRequest):
         super().check_combinations()
         form = self.text and self.text.format
         if form and form.type == "json_schema" and form.json_schema is None:
-            raise ApiError(400, "text.format needs a schema", param="text.format.schema")
+            raise ApiError(ErrorCode.MISSING_FIELD, "text.format needs a schema", param="text.format.schema")
 
     @cached_property
     def tool_use(self) -> ToolUse | None:
@@ -144,7 +145,7 @@ class ResponsesRequest(ConversationRequest):
                 names = {tool.template_name(self.tool_targets) for tool in allowed}
                 if missing := names - {tool.function.name for tool in tools.values()}:
                     message = f"tool_choice: there is no tool {min(missing)}"
-                    raise ApiError(400, message, param="tool_choice")
+                    raise ApiError(ErrorCode.INVALID_VALUE, message, param="tool_choice")
                 allowed_tools = {path: tool for path, tool in tools.items() if tool.function.name in names}
                 return tool_use(allowed_tools, mode, self.parallel_tool_calls)
             case choice:

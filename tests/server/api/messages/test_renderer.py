@@ -8,6 +8,7 @@ import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
+from engine_server.contract.errors import ErrorCode
 from engine_server.server.api.messages.renderer import MessagesRenderer
 from engine_server.server.generation.events import (
     ChoiceDelta,
@@ -167,10 +168,10 @@ def test_omitted_thinking_has_a_block_without_text() -> None:
 
 
 def test_failure_in_mid_stream_is_an_error_event() -> None:
-    event = renderer().error(ApiError(503, "the server is shutting down")).decode()
+    event = renderer().error(ApiError(ErrorCode.DRAINING, "the server is shutting down")).decode()
     name, data, *_ = event.split("\n")
     assert name == "event: error"
     assert json.loads(data.removeprefix("data: ")) == {
         "type": "error",
-        "error": {"type": "overloaded_error", "message": "the server is shutting down"},
+        "error": {"type": "overloaded_error", "message": "the server is shutting down", "code": "draining"},
     }

@@ -132,7 +132,7 @@ def test_clients_own_id_is_a_part_of_the_answers_id(minilm_server: LocalServer) 
 def test_request_that_passes_its_deadline_ends_with_a_timeout(minilm_server: LocalServer) -> None:
     body = json.dumps({"input": [[5] * 250] * 200}).encode()
     answer = minilm_server.request("POST", "/v1/embeddings", body, {"X-Request-Timeout": "0.01"})
-    assert (answer.status, answer.error["param"]) == (504, "timeout")
+    assert (answer.status, answer.error["code"], answer.error["param"]) == (504, "request_timeout", "timeout")
     until(lambda: minilm_server.metric(WAITING) == 0)
 
 

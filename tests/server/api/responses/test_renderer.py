@@ -8,6 +8,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from engine_server.contract.errors import ErrorCode
 from engine_server.engine.output.token_texts import TokenTexts
 from engine_server.requests.logprobs import Logprob
 from engine_server.server.api.responses.body import RequestEcho
@@ -185,7 +186,7 @@ def test_log_probabilities_belong_to_the_text() -> None:
 def test_failure_in_mid_stream_is_an_error_and_a_failed_response() -> None:
     rendering = renderer()
     before = parse(rendering.event(deltas([Text("The cap")])[0]))
-    error, failed = parse(rendering.error(ApiError(503, "the server is shutting down")))
+    error, failed = parse(rendering.error(ApiError(ErrorCode.INVALID_VALUE, "the server is shutting down")))
     assert (error["type"], error["message"]) == ("error", "the server is shutting down")
     assert failed["type"] == "response.failed"
     assert failed["response"]["status"] == "failed"
