@@ -26,7 +26,7 @@ class ErrorEvent(msgspec.Struct, kw_only=True):
 
     type: str = "error"
     sequence_number: int
-    code: str | None
+    code: str
     message: str
     param: str | None
 
@@ -48,7 +48,9 @@ class FailedResponse(msgspec.Struct, kw_only=True):
     model: str
     status: Literal["in_progress", "failed"]
     error: FailureBody | None = None
+    incomplete_details: None = None
     output: list[msgspec.Raw] = []
+    usage: None = None
 
 
 def openai_end(body: bytes) -> bytes:
@@ -63,25 +65,28 @@ def anthropic_end(body: bytes) -> bytes:
 
 def responses_end(
     num_events: int,
-    code: str | None,
+    code: str,
     message: str,
     param: str | None,
-    response: Callable[[FailureBody], bytes],
+    response: Callable[[FailureBody | None], bytes],
 ) -> bytes:
     """Return the end of a stream of the responses API: an error, then the response's failure, for which clients wait.
 
-    num_events: those before, by which events are numbered. response: returns the JSON of the response.
+    num_events: those before, by which events are numbered. A stream without any begins with the response's creation,
+    before which clients refuse other events. response: returns the JSON of the response, failed or in progress.
     """
+    beginning = b""
+    if num_events == 0:
+        beginning = response_event("response.created", 0, response(None))
+        num_events = 1
     error = ErrorEvent(sequence_number=num_events, code=code, message=message, param=param)
-    failed = msgspec.Raw(response(FailureBody(message)))
-    last = ResponseEvent("response.failed", num_events + 1, failed)
-    return named_event(error.type, error) + named_event(last.type, last)
+    failed = response_event("response.failed", num_events + 1, response(FailureBody(message)))
+    return beginning + named_event(error.type, error) + failed
 
 
-def responses_beginning(response: bytes) -> bytes:
-    """Return the first event of a stream of the responses API, another than which clients refuse."""
-    first = ResponseEvent("response.created", 0, msgspec.Raw(response))
-    return named_event(first.type, first)
+def response_event(kind: str, number: int, response: bytes) -> bytes:
+    """Return the event of a change of the whole response, whose JSON is given."""
+    return named_event(kind, ResponseEvent(kind, number, msgspec.Raw(response)))
 
 
 def named_event(name: str, data: msgspec.Struct) -> bytes:

@@ -26,7 +26,6 @@ from engine_server.contract.stream_ends import (
     FailureBody,
     anthropic_end,
     openai_end,
-    responses_beginning,
     responses_end,
 )
 from engine_server.router.obstacle import UNKNOWN, Obstacle
@@ -89,9 +88,7 @@ class RequestError(Exception):
             )
             return msgspec.json.encode(body)
 
-        beginning = b"" if sent.num_events else responses_beginning(response(None))
-        num_events = sent.num_events or 1
-        return beginning + responses_end(num_events, self.code, str(self), self.param, response)
+        return responses_end(sent.num_events, self.code, str(self), self.param, response)
 
     def body(self, path: bytes = b"", request_id: bytes = b"") -> bytes:
         """Return the JSON body in the shape of the API that `path` belongs to, which is also the data of an event.

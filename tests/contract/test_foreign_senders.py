@@ -16,7 +16,7 @@ from engine_server.contract.demand import DemandReport
 from engine_server.contract.ranges import MOST
 from engine_server.router.callers import peers
 from engine_server.router.errors import RequestError
-from engine_server.router.requests.error_events import reported_error
+from engine_server.router.requests.api_events import created_response, reported_error
 from engine_server.router.requests.outcome import read_refusal
 from engine_server.router.routing.endpoint import ReportedLoad
 from engine_server.router.routing.key import read_key
@@ -50,6 +50,7 @@ VALID = {
     },
     "refusal": {"error": {"code": "queue_full", "message": "m"}},
     "error event": {"type": "error", "code": 1, "error": {"code": "aborted"}},
+    "created response": {"type": "response.created", "response": {"id": "resp_1", "created_at": 1}},
     "readiness": {"status": "loading", "phase": "load", "percent": 1, "seconds": {"load": 1.0}},
     "progress": {"done": 1, "total": 2},
     "adapters": {"adapters": [{"name": "n", "uri": "u", "state": "ready", "hash": "h", "error": None}]},
@@ -75,6 +76,7 @@ READERS: dict[str, Callable[[bytes], Any]] = {
     "token report": lambda body: TokenReport.decode(REPORT_PREFIX + body),
     "refusal": lambda body: read_refusal(503, None, body),
     "error event": lambda body: reported_error(b"data: " + body + b"\n\n"),
+    "created response": lambda body: created_response(b"data: " + body + b"\n\n"),
     "readiness": lambda body: decode(start_poller.decoder.decode, body),
     "progress": lambda body: decode(fetch_poller.decoder.decode, body),
     "adapters": AdapterStates.decode,
@@ -109,7 +111,7 @@ def test_nothing_but_a_refusal_leaves_the_decoder(sender: str, data: st.DataObje
     try:
         READERS[sender](body)
     except ValueError:
-        assert sender not in ("refusal", "error event")
+        assert sender not in ("refusal", "error event", "created response")
     except RequestError as error:
         assert sender == "client" and error.status == 400
 

@@ -54,7 +54,8 @@ def test_stream_of_responses_ends_with_an_error_and_a_failed_response_with_the_n
     assert (failed["type"], failed["sequence_number"]) == ("response.failed", 8)
     assert failed["response"] == {
         "id": "resp_1", "object": "response", "created_at": 5, "model": "m", "status": "failed",
-        "error": {"message": error["message"], "code": "server_error"}, "output": [],
+        "error": {"message": error["message"], "code": "server_error"}, "incomplete_details": None,
+        "output": [], "usage": None,
     }  # fmt: skip
 
 

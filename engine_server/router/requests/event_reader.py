@@ -6,7 +6,7 @@ import msgspec
 
 from engine_server.contract.continuation import REPORT_PREFIX, TokenReport
 from engine_server.contract.errors import ErrorCode
-from engine_server.router.requests.error_events import reported_error
+from engine_server.router.requests.api_events import CREATED, DATA, created_response, reported_error
 from engine_server.router.requests.journal import Journal
 
 # An event or a group of events that is longer is not waited for.
@@ -15,7 +15,6 @@ COMMENT = b":"
 # The beginning of a comment line for the router, of which some are reports.
 OWN_COMMENT = REPORT_PREFIX.rstrip()
 REPORT = REPORT_PREFIX + b"{"
-DATA = b"data:"
 # With any further empty lines, which are events of nothing.
 EVENT_END = re.compile(rb"\n(?:\r?\n)+")
 EVENT_ENDS = (b"\n\n", b"\n\r\n")
@@ -93,7 +92,7 @@ class EventReader:
         held = self._held
         held += data
         forwarded = bytearray()
-        start = 0
+        start, searched = 0, len(held)
         while not self.broken:
             if held.startswith(OWN_COMMENT, start):
                 end = held.find(b"\n", max(start, self._searched)) + 1
@@ -105,10 +104,19 @@ class EventReader:
                 if match is None:
                     break
                 end = match.end()
+                if not self._journal.begun and held.startswith(CREATED, start):
+                    following = EVENT_END.search(held, end)
+                    if following is None:
+                        searched = end
+                        break
+                    if self._breaks_off(bytes(held[end : following.end()])):
+                        break
+                    created = created_response(bytes(held[start:end]))
+                    self._journal.id, self._journal.created = created.id, int(created.created_at)
                 forwarded += self._read_event(bytes(held[start:end]))
             start = end
         del held[:start]
-        self._searched = len(held)
+        self._searched = searched - start
         size = len(held) + len(self._group)
         self.starved = not self._journal.cover(size)
         if self.starved or size > MAX_HELD_BYTES:
@@ -143,16 +151,21 @@ class EventReader:
         if self._plain or self._journal.ended:
             self._journal.events += min(1, num_data_lines(event))
             return event
-        error = reported_error(event)
-        code = ErrorCode.parse(error)
-        if code is not None and code.breaks_off:
-            self.error = code
-            self.broken = True
+        if self._breaks_off(event):
             return b""
-        self._journal.ended = error is not None
-        self._plain = error is None
+        self._journal.ended = reported_error(event) is not None
+        self._plain = not self._journal.ended
         self._journal.record_unreported()
         return event
+
+    def _breaks_off(self, event: bytes) -> bool:
+        """Return True for an error that another engine may not have, after which nothing is read."""
+        code = ErrorCode.parse(reported_error(event))
+        if code is None or not code.breaks_off:
+            return False
+        self.error = code
+        self.broken = True
+        return True
 
 
 def num_data_lines(data: bytes) -> int:

@@ -43,7 +43,7 @@ class Journal(msgspec.Struct):
     fingerprint: bytes = b""
     # The settings of its streams (`Fairlead-Stream`); empty if it has none.
     settings: bytes = b""
-    # Those of the first report.
+    # Those of the first report; of a response also without reports.
     id: str = ""
     created: int = 0
     seed: int = 0

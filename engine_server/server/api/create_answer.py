@@ -50,6 +50,8 @@ async def create_answer(
         ignored += unusable
     generation = Generation(model.engine, plan)
     renderer = new_renderer(model, body, request.identity)
+    if request.resume is not None:
+        renderer.num_events = request.resume.events
     answer: Response
     if request.streams:
         encoder = StreamEncoder(renderer, first_report(request, prompts), reports_usage=request.reports_usage)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class Renderer(StreamFormat, Protocol):
     """Renders one answer of an API; it may keep state between events."""
 
-    # Number of events so far, for APIs that number them.
+    # Number of events that the client has, for APIs that number them.
     num_events: int
 
     async def prepare(self, delta: ChoiceDelta) -> None:

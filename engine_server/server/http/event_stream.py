@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from starlette.responses import Response
 
-from engine_server.contract.stream_ends import DONE
+from engine_server.contract.stream_ends import DONE, openai_end
 from engine_server.server.http.chunks import CHUNKS, WriteChunk
 from engine_server.server.http.errors import ApiError, as_api_error
 
@@ -26,10 +26,10 @@ class StreamFormat(Protocol):
 
     @property
     def end(self) -> bytes:
-        """The bytes that follow the last event, also after an error."""
+        """The bytes that follow the last event of a stream that does not fail."""
 
     def error(self, error: ApiError) -> bytes:
-        """Return the event that reports a failure in mid-stream."""
+        """Return the end of a stream that fails."""
 
 
 class OpenAIStream:
@@ -39,7 +39,7 @@ class OpenAIStream:
     num_events = 0
 
     def error(self, error: ApiError) -> bytes:
-        return b"data: " + error.body() + b"\n\n"
+        return openai_end(error.body())
 
 
 Event = TypeVar("Event")
@@ -91,12 +91,13 @@ class EventStream(Response):
         timer = _IdleTimer(body, self._keep_alive, self._events.wake)
         try:
             # A task of its own: waking one costs time for each coroutine that awaits, and middleware is many.
-            await asyncio.create_task(self._send_events(body, timer))
+            end = await asyncio.create_task(self._send_events(body, timer))
         finally:
             timer.stop()
-        await body.end(self._format.end)
+        await body.end(end)
 
-    async def _send_events(self, body: _Body, timer: _IdleTimer) -> None:
+    async def _send_events(self, body: _Body, timer: _IdleTimer) -> bytes:
+        """Send the events, and return the bytes that follow the last one."""
         async with aclosing(self._events) as events:
             try:
                 while not events.ended:
@@ -107,7 +108,8 @@ class EventStream(Response):
             except Exception as error:  # any: the client must not take a part of an answer for the whole
                 if not body.started:
                     raise
-                await body.write(self._format.error(as_api_error(error)))
+                return self._format.error(as_api_error(error))
+        return self._format.end
 
 
 class _Body:

@@ -12,6 +12,7 @@ KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 EVENTS = [b'data: {"n": 1}\n\n', b"event: delta\ndata: {}\n\n", 'data: "\u2028 é : \\n\\n"\n\n'.encode()]
 DRAINING = b'data: {"error":{"message":"the server is shutting down","code":"draining"}}\n\n'
+CREATED = b'event: response.created\ndata: {"type":"response.created"}\n\n'
 FAILED = b'data: {"error":{"message":"internal error","code":"internal_error"}}\n\n'
 
 
@@ -95,6 +96,25 @@ def test_error_that_another_engine_may_not_have_is_not_forwarded_nor_what_follow
     expected = before.partition(b"\n")[2] if before.startswith(b": fairlead") else before
     assert b"".join(forwarded) == expected
     assert reader.error == "draining" and reader.broken and not journal.ended
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("code", ["draining", "request_failed"])
+def test_creation_of_a_response_is_forwarded_with_what_follows_unless_another_engine_may_answer(code, split):
+    error = b'event: error\ndata: {"type":"error","code":"%b","message":""}\n\n' % code.encode()
+    body = CREATED + error + b"event: response.failed\ndata: {}\n\n"
+    pieces = [body[i : i + 1] for i in range(len(body))] if split else [body]
+    forwarded, journal, reader = read(pieces)
+    if code == "draining":
+        assert b"".join(forwarded) == b"" and reader.error == code and not journal.begun
+    else:
+        assert b"".join(forwarded) == body and not reader.error and reader.end() == b""
+
+
+def test_creation_of_a_response_without_more_is_forwarded_at_the_end_of_the_body():
+    forwarded, journal, reader = read([CREATED])
+    assert forwarded == [b""] and not journal.begun
+    assert reader.end() == CREATED
 
 
 def test_other_error_is_forwarded_and_is_the_end_of_the_stream():

@@ -152,9 +152,10 @@ class ResponseRenderer(Renderer):
         if self._open is not None:
             self._open.join("incomplete")
 
-        def response(failure: FailureBody) -> bytes:
+        def response(failure: FailureBody | None) -> bytes:
             body = self._body()
-            body.status, body.error, body.output = "failed", failure, self._items
+            if failure is not None:
+                body.status, body.error, body.output = "failed", failure, self._items
             return self._encode(body)
 
         return responses_end(self.num_events, error.code, error.message, error.param, response)

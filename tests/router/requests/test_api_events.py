@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from engine_server.contract.errors import ErrorCode
-from engine_server.router.requests.error_events import reported_error
+from engine_server.router.requests.api_events import CreatedResponse, created_response, reported_error
 from engine_server.server.api.generation_request import parse_request
 from engine_server.server.api.messages.renderer import MessagesRenderer
 from engine_server.server.api.responses.endpoint import renderer
@@ -32,8 +32,8 @@ def responses_renderer():
 )
 @pytest.mark.parametrize("code", [ErrorCode.DRAINING, ErrorCode.REQUEST_FAILED])
 def test_code_of_an_engines_error_event_is_recognized(stream, code):
-    first, *_ = stream.error(ApiError(code, "reason")).split(b"\n\n")
-    assert reported_error(first + b"\n\n") == code
+    events = [event + b"\n\n" for event in stream.error(ApiError(code, "reason")).split(b"\n\n") if event]
+    assert [found for event in events if (found := reported_error(event)) is not None] == [code]
 
 
 @pytest.mark.parametrize(
@@ -56,3 +56,17 @@ def test_other_events_are_not_taken_for_errors(event):
 )
 def test_errors_of_other_servers_are_recognized(event):
     assert reported_error(event) in ("", "500")
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b'{"response":{"id":"resp_1","created_at":7}}', CreatedResponse("resp_1", 7)),
+        (b'{"response":{"id":"resp_1","created_at":7.5}}', CreatedResponse("resp_1", 7.5)),
+        (b'{"response":{"id":1}}', CreatedResponse()),
+        (b'{"response":{"id":"a","created_at":-1}}', CreatedResponse()),
+        (b"broken", CreatedResponse()),
+    ],
+)
+def test_identity_of_a_created_response_is_read_or_unknown(data, expected):
+    assert created_response(b"event: response.created\ndata: " + data + b"\n\n") == expected
