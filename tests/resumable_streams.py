@@ -2,7 +2,8 @@
 
 import json
 
-from engine_server.contract.continuation import ReportedUsage, StreamTerms, TokenReport
+from engine_server.contract.continuation import StreamTerms, TokenReport
+from engine_server.contract.engine_report import ReportedUsage
 
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
@@ -40,7 +41,7 @@ class Stream:
             if resume["model"].encode() != self.model:
                 refuse(writer, 409, "model_mismatch", self.model, self.settings)
                 return
-            terms = StreamTerms.parse_header(request.header("Fairlead-Stream") or "")
+            terms = StreamTerms.parse(request.header("Fairlead-Stream") or "")
             if self.settings and (
                 terms.settings not in (None, self.settings.decode())
                 or terms.prompt_hash not in (None, self.prompt)

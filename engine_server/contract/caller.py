@@ -28,13 +28,13 @@ class ReportedCaller(msgspec.Struct, frozen=True):
     # A lower number runs first.
     priority: Priority
 
-    def header(self) -> str:
-        """Return the value of the header `Fairlead-Caller`."""
+    def value(self) -> str:
+        """Return the value of the header field `Fairlead-Caller`."""
         return f"id={self.id}, scope={self.scope}, priority={self.priority}"
 
     @classmethod
-    def parse_header(cls, value: str) -> "ReportedCaller | None":
-        """Return the caller in a value of `Fairlead-Caller`, or None for anything else."""
+    def parse(cls, value: str) -> "ReportedCaller | None":
+        """Return the caller in the field's value, or None for anything else."""
         match = _CALLER.fullmatch(value)
         return cls(match[1], match[2], int(match[3])) if match else None
 

@@ -16,7 +16,10 @@ from typing import Annotated
 import msgspec
 
 from engine_server.contract.decoding import decode
-from engine_server.contract.ranges import MOST, Count, Int64, Timestamp, Word
+from engine_server.contract.digests import DIGEST_LENGTH, Digest, is_digest
+from engine_server.contract.engine_report import Fingerprint, ReportedUsage
+from engine_server.contract.headers import STREAM, HeaderField
+from engine_server.contract.ranges import MOST, Count, Int64, Timestamp
 
 # The id of an answer, which an engine may derive from that of a request.
 AnswerId = Annotated[str, msgspec.Meta(max_length=1024)]
@@ -27,32 +30,7 @@ ROUTER_FIELD = "fairlead"
 # A number that is raised when the same settings and the same request make another prompt, or other events. Streams are
 # continued only between engines with the same one.
 RENDERING = 3
-# A hash in `Fairlead-Stream` and in reports, as hexadecimal digits.
-DIGEST_LENGTH = 32
-Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
-_DIGEST = re.compile(r"[0-9a-f]{32}")
 _COUNT = re.compile(r"[0-9]{1,10}")
-_USAGE = re.compile(rb"prompt=([0-9]{1,10}), completion=([0-9]{1,10})")
-
-
-class ReportedUsage(msgspec.Struct, frozen=True):
-    """Numbers of tokens of a whole answer."""
-
-    prompt_tokens: Count
-    completion_tokens: Count
-
-    def header(self) -> str:
-        """Return the value of the header `Fairlead-Usage`."""
-        return f"prompt={self.prompt_tokens}, completion={self.completion_tokens}"
-
-    @classmethod
-    def parse_header(cls, value: bytes) -> "ReportedUsage | None":
-        """Return the numbers in a value of `Fairlead-Usage`, or None for another form or numbers out of range."""
-        match = _USAGE.fullmatch(value)
-        if match is None:
-            return None
-        usage = cls(int(match[1]), int(match[2]))
-        return usage if max(usage.prompt_tokens, usage.completion_tokens) <= MOST else None
 
 
 class TokenReport(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -88,22 +66,19 @@ class TokenReport(msgspec.Struct, frozen=True, omit_defaults=True):
 _report_decoder = msgspec.json.Decoder(TokenReport)
 
 
-def is_digest(text: str) -> bool:
-    """Return True for a hash of the form that engines send."""
-    return _DIGEST.fullmatch(text) is not None
-
-
 def prompt_hash(token_ids: Sequence[int]) -> str:
     """Return the hash of a prompt's tokens. It is part of the contract: engines of all releases compute the same."""
     return hashlib.sha256(msgspec.json.encode(token_ids)).hexdigest()[:DIGEST_LENGTH]
 
 
-class StreamTerms(msgspec.Struct, frozen=True):
+class StreamTerms(HeaderField, msgspec.Struct, frozen=True):
     """What a continuation has to share with its stream, besides `Resume`: the request header `Fairlead-Stream`.
 
     It is no field of `Resume`, of which an engine knows all fields or refuses the request: here it ignores what it
     does not know. None: it is not known.
     """
+
+    NAME = STREAM
 
     # Those of the first report.
     cached_tokens: int | None = None
@@ -111,14 +86,14 @@ class StreamTerms(msgspec.Struct, frozen=True):
     # The header `Fairlead-Stream` of the engine that began the stream.
     settings: str | None = None
 
-    def header(self) -> str:
-        """Return the value of the header; empty if nothing is known."""
+    def value(self) -> str:
+        """Return the field's value; empty if nothing is known."""
         pairs = {"cached": self.cached_tokens, "prompt": self.prompt_hash, "settings": self.settings}
         return ", ".join(f"{name}={value}" for name, value in pairs.items() if value is not None)
 
     @classmethod
-    def parse_header(cls, value: str) -> "StreamTerms":
-        """Return the terms in a value of the header. Other pairs, and those of another form or range, are ignored."""
+    def parse(cls, value: str) -> "StreamTerms":
+        """Return the terms in the field's value. Other pairs, and those of another form or range, are ignored."""
         pairs = dict(pair.partition("=")[::2] for pair in value.split(", "))
         cached, prompt, settings = (pairs.get(name, "") for name in ("cached", "prompt", "settings"))
         return cls(
@@ -135,8 +110,8 @@ class Resume(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     id: AnswerId
     created: Timestamp
     seed: Int64
-    # The Fairlead-Model header of the engine that began the stream.
-    model: Word
+    # The fingerprint (`Fairlead-Model`) of the engine that began the stream.
+    model: Annotated[str, msgspec.Meta(max_length=Fingerprint.LONGEST)]
     # All reported tokens.
     token_ids: list[Count]
     # Number of forwarded events.

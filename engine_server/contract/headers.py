@@ -1,4 +1,10 @@
-"""HTTP headers between the router and the engines. The router strips those of Fairlead from both directions."""
+"""The names of header fields between router and engines, and the line of a field's value.
+
+The router strips those of Fairlead from both directions. `engine_report` reads those of answers, and `router_head`
+those of requests.
+"""
+
+from typing import ClassVar
 
 # Request: send a comment line with the seed and the new token ids before each SSE chunk.
 REPORT_TOKENS = "Fairlead-Report-Tokens"
@@ -25,3 +31,24 @@ REQUEST_TIMEOUT = "X-Request-Timeout"
 
 # Those of Fairlead.
 ALL_HEADERS = frozenset({REPORT_TOKENS, RESUME, STREAM, DEPLOYMENT, ADAPTER, CALLER, LOAD, USAGE, MODEL})
+
+
+def line(name: str, value: str) -> bytes:
+    """Return the line of a field in a head."""
+    return f"{name}: {value}\r\n".encode()
+
+
+class HeaderField:
+    """The value of a field."""
+
+    __slots__ = ()
+
+    NAME: ClassVar[str]
+
+    def value(self) -> str:
+        """Return the value as the field has it."""
+        raise NotImplementedError
+
+    def line(self) -> bytes:
+        """Return the line of a head."""
+        return line(self.NAME, self.value())

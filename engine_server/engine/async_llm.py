@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -43,9 +44,8 @@ from engine_server.requests.outputs import CompletionOutput, Output, PoolingRequ
 from engine_server.requests.pooling_params import PoolingParams
 from engine_server.requests.prompts import INPUT_REGISTRY, InputRegistry, PromptType
 from engine_server.requests.sampling_params import SamplingParams
-from engine_server.requests.stop_scope import StopScopeFactory
 from engine_server.requests.structured_outputs import StructuredOutputsParams
-from engine_server.requests.submission import Submission
+from engine_server.requests.submission import Origin, Submission
 from engine_server.telemetry.engine_loggers import StatLoggers
 from engine_server.telemetry.loggers import StatLoggerBase
 
@@ -157,7 +157,6 @@ class AsyncLLM(CoreOperations):
         data_parallel_rank: int | None = None,
         *,
         inputs: PromptType | None = None,
-        caller: ReportedCaller | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield a request's outputs as they arrive; the last one is `finished`.
 
@@ -165,10 +164,10 @@ class AsyncLLM(CoreOperations):
         anything is queued, and EngineDeadError if the core ends before the request does.
         """
         refuse(data_parallel_rank=data_parallel_rank)
-        outputs = self._outputs(
+        outputs = self.outputs(
             Submission(
                 request_key(request_id), one_prompt(prompt, inputs), sampling_params or SamplingParams(), None,
-                lora_request, trace_headers, prompt_adapter_request, priority, caller,
+                Origin(lora_request, trace_headers, prompt_adapter_request, priority),
             )
         )  # fmt: skip
         return cast(AsyncGenerator[RequestOutput, None], outputs)
@@ -184,17 +183,16 @@ class AsyncLLM(CoreOperations):
         data_parallel_rank: int | None = None,
         *,
         inputs: PromptType | None = None,
-        caller: ReportedCaller | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput[Any], None]:
         """Yield a pooling model's one output for the prompt; for the task embed it is an EmbeddingRequestOutput.
 
         In all other respects it works like `generate`.
         """
         refuse(data_parallel_rank=data_parallel_rank)
-        outputs = self._outputs(
+        outputs = self.outputs(
             Submission(
                 request_key(request_id), one_prompt(prompt, inputs), pooling_params or PoolingParams(), None,
-                lora_request, trace_headers, None, priority, caller,
+                Origin(lora_request, trace_headers, None, priority),
             )
         )  # fmt: skip
         return cast(AsyncGenerator[PoolingRequestOutput[Any], None], outputs)
@@ -206,26 +204,45 @@ class AsyncLLM(CoreOperations):
         params: BeamSearchParams,
         lora_request: LoRARequest | None = None,
         prompt_adapter_request: PromptAdapterRequest | None = None,
-        *,
-        caller: ReportedCaller | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield one output: the beam_width best completions, the best first. See BeamSearchParams."""
+        origin = Origin(lora_request, prompt_adapter_request=prompt_adapter_request)
+        yield await self.search(request_key(request_id), prompt, params, origin)
 
-        async def complete(number: int, beam: BeamSearchSequence) -> CompletionOutput:
+    async def search(
+        self,
+        request_id: str,
+        prompt: PromptType,
+        params: BeamSearchParams,
+        origin: Origin,
+        seconds: float | None = None,
+    ) -> RequestOutput:
+        """Return the result of a beam search, each of whose steps is a request of its own.
+
+        seconds: after which it ends with the best beams so far, and the finish reason `timeout`.
+        """
+        search = BeamSearch(
+            prompt,
+            params,
+            self._front_end.processor,
+            self._front_end.num_virtual(origin.prompt_adapter_request),
+        )
+        deadline = None if seconds is None else time.monotonic() + seconds
+
+        async def complete(number: int, beam: BeamSearchSequence, step: SamplingParams) -> CompletionOutput:
             beam_prompt: PromptType = {"prompt_token_ids": beam.tokens}
-            stream = self.generate(
-                beam_prompt, search.step_params, f"{key}-{number}", lora_request,
-                prompt_adapter_request=prompt_adapter_request, caller=caller,
-            )  # fmt: skip
+            stream = self.outputs(Submission(f"{request_id}-{number}", beam_prompt, step, origin=origin))
             async with contextlib.aclosing(stream):
-                return [output async for output in stream][-1].outputs[0]
+                output = cast(RequestOutput, [output async for output in stream][-1])
+                return output.outputs[0]
 
-        key = request_key(request_id)
-        num_virtual = self._front_end.num_virtual(prompt_adapter_request)
-        search = BeamSearch(prompt, params, self._front_end.processor, num_virtual)
         while search.beams:
-            search.advance(await all_or_none(complete(*item) for item in enumerate(search.beams)))
-        yield search.output(key)
+            step = search.step_params
+            if deadline is not None:
+                left = max(deadline - time.monotonic(), 1e-6)  # it takes a number over 0
+                step = msgspec.structs.replace(step, timeout=left)
+            search.advance(await all_or_none(complete(*item, step) for item in enumerate(search.beams)))
+        return search.output(request_id)
 
     async def add_request(
         self,
@@ -238,22 +255,38 @@ class AsyncLLM(CoreOperations):
         prompt_adapter_request: PromptAdapterRequest | None = None,
         priority: int = 0,
         data_parallel_rank: int | None = None,
-        *,
-        caller: ReportedCaller | None = None,
-        stop_scope: StopScopeFactory | None = None,
     ) -> AsyncStream:
         """Queue a request and return the stream of its outputs. `arrival_time` is on the monotonic clock.
 
         data_parallel_rank: only None and 0 are allowed, since there is one replica.
-        stop_scope: says in which of the text stop strings are matched; None: in all of it.
         """
         refuse(data_parallel_rank=data_parallel_rank)
-        return await self._submit(
+        return await self.submit(
             Submission(
                 request_key(request_id), one_prompt(prompt, None), params, arrival_time,
-                lora_request, trace_headers, prompt_adapter_request, priority, caller, stop_scope,
+                Origin(lora_request, trace_headers, prompt_adapter_request, priority),
             )
         )  # fmt: skip
+
+    async def submit(self, submission: Submission) -> AsyncStream:
+        """Queue a request and return the stream of its outputs."""
+        self._require_loop()
+        prepared = await self._requests.prepare(submission)
+        self._require_loop()  # the engine may have died while a long prompt was tokenized
+        return self._requests.add(prepared)
+
+    async def outputs(self, submission: Submission) -> AsyncGenerator[Output, None]:
+        """Yield a request's outputs as `generate` does."""
+        stream = await self.submit(submission)
+        try:
+            while True:
+                output = await stream.get()
+                yield output
+                if output.finished:
+                    return
+        finally:
+            if self._requests.get(submission.request_id) is stream:
+                self._requests.abort([submission.request_id])
 
     async def abort(self, request_id: str | int | Iterable[str], internal: bool = False) -> None:
         """End requests immediately; each stream gets a last output with the reason abort. Unknown ids are ignored.
@@ -443,24 +476,6 @@ class AsyncLLM(CoreOperations):
         self._loop.end(EngineShutDownError("the engine was shut down"))
         if self._finalizer.detach():
             self._core.shutdown(timeout)
-
-    async def _outputs(self, submission: Submission) -> AsyncGenerator[Output, None]:
-        stream = await self._submit(submission)
-        try:
-            while True:
-                output = await stream.get()
-                yield output
-                if output.finished:
-                    return
-        finally:
-            if self._requests.get(submission.request_id) is stream:
-                self._requests.abort([submission.request_id])
-
-    async def _submit(self, submission: Submission) -> AsyncStream:
-        self._require_loop()
-        prepared = await self._requests.prepare(submission)
-        self._require_loop()  # the engine may have died while a long prompt was tokenized
-        return self._requests.add(prepared)
 
     async def _call(self, method: str, *args: Any) -> Any:
         self._require_loop()

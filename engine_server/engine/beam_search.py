@@ -102,7 +102,12 @@ class BeamSearch:
         self._steps_left = min(params.max_tokens, room)
 
     def advance(self, completions: Sequence[CompletionOutput]) -> None:
-        """Choose the next beams among the continuations of the present ones."""
+        """Choose the next beams among the continuations of the present ones; end them all where one has timed out."""
+        if any(completion.finish_reason == "timeout" for completion in completions):
+            for beam in self.beams:
+                self._end(beam, "timeout")
+            self.beams = []
+            return
         candidates: list[Candidate] = []
         for beam, completion in zip(self.beams, completions, strict=True):
             if not completion.logprobs:  # the request failed

@@ -28,7 +28,7 @@ from engine_server.requests.messages import AddRequest, PromptLogprobsPart, Requ
 from engine_server.requests.outputs import Output
 from engine_server.requests.scheduler_stats import SchedulerStats
 from engine_server.requests.structured_outputs import StructuredOutputsParams
-from engine_server.requests.submission import Submission
+from engine_server.requests.submission import Origin, Submission
 from engine_server.structured.trial_process import Verdict
 from engine_server.structured.trials import GrammarTrials
 from engine_server.telemetry.engine_loggers import StatLoggers, create_loggers
@@ -102,36 +102,38 @@ class FrontEnd:
 
     def check(self, submission: Submission) -> None:
         """Raise InvalidRequestError for an unsupported parameter, QueueFullError if there is no room."""
-        check_priority(submission.priority)
-        check_trace_headers(submission.trace_headers)
-        check_lora(submission.lora_request, self.lora)
-        self._prompt_adapter(submission.prompt_adapter_request)
+        origin = submission.origin
+        check_priority(origin.priority)
+        check_trace_headers(origin.trace_headers)
+        check_lora(origin.lora_request, self.lora)
+        self._prompt_adapter(origin.prompt_adapter_request)
         refuse(
-            trace_headers=submission.trace_headers if not self.traces else None,
-            priority=0 if self.config.takes_priorities else submission.priority,
+            trace_headers=origin.trace_headers if not self.traces else None,
+            priority=0 if self.config.takes_priorities else origin.priority,
         )
         self.check_room(1)
 
-    def _priority(self, submission: Submission) -> int:
+    def _priority(self, origin: Origin) -> int:
         """Return a request's priority: its caller's, where requests are scheduled by it."""
-        if submission.caller is not None and self.config.takes_priorities:
-            return submission.caller.priority
-        return check_priority(submission.priority)
+        if origin.caller is not None and self.config.takes_priorities:
+            return origin.caller.priority
+        return check_priority(origin.priority)
 
     def prepare(self, submission: Submission) -> PreparedRequest:
         """Validate and tokenize a request. Raises InvalidRequestError."""
+        origin = submission.origin
         request, text = self.processor.process(
             submission.prompt,
             submission.params,
             submission.arrival_time,
-            self.num_virtual(submission.prompt_adapter_request),
+            self.num_virtual(origin.prompt_adapter_request),
         )
         if request.params.reasoning is not None:
             request.params.reasoning.check(self.token_bytes)
-        request.priority = self._priority(submission)
-        request.cache_scope = submission.caller.scope if submission.caller else None
-        request.lora = check_lora(submission.lora_request, self.lora)
-        request.prompt_adapter = self._prompt_adapter(submission.prompt_adapter_request)
+        request.priority = self._priority(origin)
+        request.cache_scope = origin.caller.scope if origin.caller else None
+        request.lora = check_lora(origin.lora_request, self.lora)
+        request.prompt_adapter = self._prompt_adapter(origin.prompt_adapter_request)
         params = request.pooling or request.params
         if params.timeout is not None:
             request.deadline = request.arrival + params.timeout

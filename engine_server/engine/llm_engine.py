@@ -37,7 +37,7 @@ from engine_server.requests.outputs import Output, PoolingRequestOutput, Request
 from engine_server.requests.pooling_params import PoolingParams
 from engine_server.requests.prompts import INPUT_REGISTRY, InputRegistry, PromptType
 from engine_server.requests.sampling_params import SamplingParams
-from engine_server.requests.submission import Submission
+from engine_server.requests.submission import Origin, Submission
 from engine_server.telemetry.engine_loggers import StatLoggers
 from engine_server.telemetry.loggers import StatLoggerBase
 
@@ -127,7 +127,7 @@ class LLMEngine:
         """
         submission = Submission(
             request_key(request_id), one_prompt(prompt, inputs), params or SamplingParams(), arrival_time,
-            lora_request, trace_headers, prompt_adapter_request, priority,
+            Origin(lora_request, trace_headers, prompt_adapter_request, priority),
         )  # fmt: skip
         self._front_end.check(submission)
         prepared = self._front_end.prepare(submission)

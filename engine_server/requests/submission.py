@@ -12,6 +12,19 @@ from engine_server.requests.stop_scope import StopScopeFactory
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """What accompanies a request, whatever it asks for."""
+
+    lora_request: LoRARequest | None = None
+    trace_headers: Mapping[str, str] | None = None
+    prompt_adapter_request: PromptAdapterRequest | None = None
+    # Lower priorities are scheduled first, under the priority policy.
+    priority: int = 0
+    # Its share of the engine, its scope of cached prompts and, under the priority policy, its priority count.
+    caller: ReportedCaller | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Submission:
     """The arguments of `generate`, `encode` or `add_request`."""
 
@@ -21,12 +34,6 @@ class Submission:
     params: SamplingParams | PoolingParams
     # Seconds of the monotonic clock; None: now.
     arrival_time: float | None = None
-    lora_request: LoRARequest | None = None
-    trace_headers: Mapping[str, str] | None = None
-    prompt_adapter_request: PromptAdapterRequest | None = None
-    # Lower priorities are scheduled first, under the priority policy.
-    priority: int = 0
-    # Its share of the engine, its scope of cached prompts and, under the priority policy, its priority count.
-    caller: ReportedCaller | None = None
+    origin: Origin = Origin()
     # Says for each completion in which of its text stop strings are matched; None: in all of it.
     stop_scope: StopScopeFactory | None = None

@@ -3,9 +3,11 @@
 from time import perf_counter
 
 import msgspec
+from msgspec.structs import asdict
 
+from engine_server.contract.engine_report import ReportedLoad
 from engine_server.router.routing.directory import Directory, Route
-from engine_server.router.routing.endpoint import Endpoint, ReportedLoad
+from engine_server.router.routing.endpoint import Endpoint
 from engine_server.router.routing.health import Health
 from engine_server.router.routing.policies.registry import policy_name
 
@@ -79,7 +81,7 @@ class EndpointsPage:
         was_ejected = endpoint.ejected_at > 0.0
         is_full = endpoint.full_until > now
         reported = endpoint.reported_load
-        load = reported._asdict() if reported != ReportedLoad() else None
+        load = asdict(reported) if reported != ReportedLoad() else None
         return EndpointState(
             str(endpoint.address),
             self._state(endpoint, is_full=is_full),

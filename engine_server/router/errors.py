@@ -18,7 +18,6 @@ from engine_server.contract.errors import (
     has_anthropic_errors,
     router_error_type,
 )
-from engine_server.contract.headers import REQUEST_TIMEOUT
 from engine_server.contract.quoting import quote, shorten
 from engine_server.contract.stream_ends import (
     RESPONSE_ID,
@@ -127,10 +126,8 @@ def not_json(content_type: bytes | None) -> RequestError:
     return RequestError(ErrorCode.UNSUPPORTED_MEDIA_TYPE, message)
 
 
-def bad_timeout(field: bytes) -> RequestError:
-    """Return the error for a header with a timeout that is no number of seconds, in the words of the engine."""
-    found = quote(field.decode("latin-1"))
-    message = f"{REQUEST_TIMEOUT} is {found}; it takes a number of seconds over 0"
+def bad_timeout(message: str) -> RequestError:
+    """Return the error for a header with a timeout that is no number of seconds."""
     return RequestError(ErrorCode.INVALID_VALUE, message)
 
 

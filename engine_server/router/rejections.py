@@ -50,9 +50,9 @@ class Rejections:
         self.counts: Counter[tuple[Sender, Reason]] = Counter(dict.fromkeys(product(Sender, Reason), 0))
         self._logged = RecentSubjects()
 
-    def add(self, sender: Sender, reason: Reason) -> None:
-        """Count one rejection."""
-        self.counts[sender, reason] += 1
+    def add(self, sender: Sender, reason: Reason, count: int = 1) -> None:
+        """Count rejections."""
+        self.counts[sender, reason] += count
 
     def report(self, sender: Sender, reason: Reason, subject: str, message: str, now: float) -> None:
         """Count one rejection, and log it unless one with the same subject was logged in the last minute."""

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from starlette.datastructures import MutableHeaders
 
-from engine_server.contract import headers
+from engine_server.contract.engine_report import Fingerprint, ReportedLoad, StreamSettings
+from engine_server.contract.router_head import without_caller
 from engine_server.server.http.api_keys import ApiKeys, credentials, unauthorized
 
 if TYPE_CHECKING:
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
 
     from engine_server.server.engine_host import EngineHost
     from engine_server.server.gate import Gate
-
-CALLER_FIELD = headers.CALLER.lower().encode()
 
 
 class Admission:
@@ -51,7 +50,7 @@ class Admission:
             await unauthorized()(scope, receive, send)
             return
         if not needs_key:
-            scope["headers"] = [field for field in scope["headers"] if field[0] != CALLER_FIELD]
+            scope["headers"] = without_caller(scope["headers"])
         if not self._host.loading:
             send = self._with_headers(send)
         if path in self._exempt:
@@ -67,9 +66,9 @@ class Admission:
         async def add_and_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 added = MutableHeaders(scope=message)
-                added[headers.LOAD] = self._host.engine_load.header()
-                added.setdefault(headers.MODEL, self._host.model.fingerprint)
-                added[headers.STREAM] = self._host.model.stream_settings
+                added[ReportedLoad.NAME] = self._host.engine_load.report().value()
+                added.setdefault(Fingerprint.NAME, self._host.model.fingerprint)
+                added[StreamSettings.NAME] = self._host.model.stream_settings
             await send(message)
 
         return add_and_send

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from engine_server.contract.engine_report import ReportedLoad
 from engine_server.requests.scheduler_stats import SchedulerStats
 from engine_server.telemetry.loggers import StatLoggerBase
 
@@ -28,11 +29,13 @@ class EngineLoad(StatLoggerBase):
     def log_engine_initialized(self) -> None:
         pass
 
-    def header(self) -> str:
-        """Return the value of the header Fairlead-Load."""
+    def report(self) -> ReportedLoad:
+        """Return the load as routers are told."""
         stats = self._stats
-        room = max(0, self.max_num_seqs - stats.num_running - stats.num_waiting)
-        return (
-            f"running={stats.num_running}, waiting={stats.num_waiting}, room={room}, "
-            f"kv={stats.kv_cache_usage:.3f}, context={self.max_model_len}"
+        return ReportedLoad(
+            running=stats.num_running,
+            waiting=stats.num_waiting,
+            room=max(0, self.max_num_seqs - stats.num_running - stats.num_waiting),
+            kv=stats.kv_cache_usage,
+            context=self.max_model_len,
         )

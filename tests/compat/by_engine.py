@@ -23,7 +23,7 @@ from llm_operator.status.problems import exit_problem
 from llm_operator.status.start import last_start
 
 from engine_server.contract.adapters import AdapterStates, WantedAdapter, WantedAdapters
-from engine_server.contract.continuation import ReportedUsage
+from engine_server.contract.engine_report import EngineReport, ReportedLoad
 from engine_server.contract.errors import ErrorCode
 from engine_server.contract.memory_shortage import MemoryShortage
 from engine_server.model_sources.progress import Progress
@@ -33,7 +33,7 @@ from engine_server.router.http.wire import Fields
 from engine_server.router.requests.event_reader import EventReader
 from engine_server.router.requests.journal import Journal
 from engine_server.router.requests.outcome import REFUSAL_STATUSES, read_refusal
-from engine_server.router.routing.endpoint import Address, Endpoint, ReportedLoad
+from engine_server.router.routing.endpoint import Address, Endpoint
 from engine_server.server.gate import Drain
 
 STARTED = "2026-01-01T00:01:00Z"
@@ -110,11 +110,12 @@ def read_answer(content: bytes) -> dict[str, Any]:
         fields.add(name, value)
     lines, read = fields.take_forwarded(), fields.read
     endpoint = Endpoint(KEY, Address(ADDRESS, 8000))
-    endpoint.record_report(read.get(b"fairlead-model"), read.get(b"fairlead-load"))
-    usage = ReportedUsage.parse_header(read.get(b"fairlead-usage", b""))
+    report = EngineReport.parse(read)
+    endpoint.record_report(report)
+    usage = report.usage
     found: dict[str, Any] = {
         "model": endpoint.fingerprints.get("", b"").decode(),
-        "load": endpoint.reported_load._asdict(),
+        "load": msgspec.structs.asdict(endpoint.reported_load),
         "usage": usage and msgspec.to_builtins(usage),
         "forwards our headers": b"fairlead" in lines.lower(),
     }
@@ -148,11 +149,11 @@ def read_stream(answer: HttpMessage) -> dict[str, Any]:
 
 
 def write_load() -> dict[str, bytes]:
-    return {"busy": EngineServer().host.engine_load.header().encode()}
+    return {"busy": EngineServer().host.engine_load.report().value().encode()}
 
 
 def read_load(content: bytes) -> dict[str, Any]:
-    return ReportedLoad.parse(content)._asdict()
+    return msgspec.structs.asdict(ReportedLoad.parse(content))
 
 
 def write_error_codes() -> dict[str, bytes]:

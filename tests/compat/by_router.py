@@ -17,7 +17,9 @@ from llm_operator.control.deletion_costs import requests_by_host
 from llm_operator.control.watching.scales import scale_of
 
 from engine_server.contract.continuation import REPORT_PREFIX, TokenReport, prompt_hash
+from engine_server.contract.deadline import TimeLeft
 from engine_server.contract.demand import DemandReport
+from engine_server.contract.engine_report import EngineReport, ReportedLoad
 from engine_server.router.callers.account import ANYONE, Account
 from engine_server.router.callers.engine_credentials import EngineCredentials
 from engine_server.router.callers.keys import KeyEntry
@@ -25,7 +27,6 @@ from engine_server.router.callers.ledger import Ledger, UsageReport
 from engine_server.router.demand import Demand
 from engine_server.router.demand_page import DemandPage
 from engine_server.router.http.wire import Request
-from engine_server.router.requests.deadline import timeout_line
 from engine_server.router.requests.journal import Journal, resume_message
 from engine_server.router.routing.directory import Adapter, Deployment, Directory, Route
 from engine_server.router.routing.endpoint import Address
@@ -75,7 +76,7 @@ def head_lines(model: str) -> bytes:
     """Return the lines that the router adds to the head of a request."""
     found = route(model)
     lines = found.request_lines + credentials(ROUTER_ROOTS).lines({}, found.deployment, CALLER)
-    return lines + timeout_line(NOW + 600, NOW)
+    return lines + TimeLeft(600).line()
 
 
 def write_requests() -> dict[str, bytes]:
@@ -150,7 +151,7 @@ def write_demand() -> dict[str, bytes]:
     endpoint.count(NOW, 0)
     endpoint.count(NOW, 0)
     with patch(f"{module}.routing.endpoint.perf_counter", at(NOW - 0.5)):
-        endpoint.record_report(b"model", b"running=2, waiting=0, room=6, kv=0.250")
+        endpoint.record_report(EngineReport(b"model", load=ReportedLoad(2, 0, 6, 0.25)))
     with (
         patch(f"{module}.demand_page.perf_counter", at(NOW)),
         patch(f"{module}.demand.perf_counter", at(NOW)),

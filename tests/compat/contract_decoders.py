@@ -14,16 +14,11 @@ import msgspec
 import engine_server.contract
 from engine_server.contract import api, headers, labels
 from engine_server.contract.adapters import AdapterStates, DeploymentAdapter, WantedAdapters
-from engine_server.contract.continuation import (
-    REPORT_PREFIX,
-    ROUTER_FIELD,
-    ReportedUsage,
-    RouterFields,
-    TokenReport,
-)
+from engine_server.contract.continuation import REPORT_PREFIX, ROUTER_FIELD, RouterFields, TokenReport
 from engine_server.contract.demand import DemandReport
 from engine_server.contract.endpoints_file import EndpointsFile
 from engine_server.contract.engine_keys import derive_key, hash_line, parse_key_line, parse_root_keys
+from engine_server.contract.engine_report import ReportedUsage
 from engine_server.contract.errors import AnthropicErrorBody, ErrorBody
 from engine_server.contract.memory_shortage import find_shortage
 
@@ -59,7 +54,7 @@ def request(content: bytes) -> dict[str, Any]:
 def answer(content: bytes) -> dict[str, Any]:
     """Return our headers, the reports of tokens, and the code of the error, if it is one."""
     found = head(content)
-    usage = ReportedUsage.parse_header((found["USAGE"] or "").encode())
+    usage = ReportedUsage.parse((found["USAGE"] or "").encode())
     lines = [line for line in body(content).splitlines() if line.startswith(REPORT_PREFIX)]
     reports = [TokenReport.decode(line) for line in lines]
     return {

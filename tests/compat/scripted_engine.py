@@ -17,8 +17,9 @@ from engine_server.engine.output.token_texts import TokenTexts
 from engine_server.requests.adapters import LoRARequest
 from engine_server.requests.errors import InvalidRequestError, QueueFullError
 from engine_server.requests.outputs import CompletionOutput, RequestOutput
-from engine_server.requests.sampling_params import RequestOutputKind
+from engine_server.requests.sampling_params import RequestOutputKind, SamplingParams
 from engine_server.requests.scheduler_stats import SchedulerStats
+from engine_server.requests.submission import Submission
 from engine_server.server.adapters import ServedAdapter, ServedAdapters
 from engine_server.server.application import admin_application, build_application
 from engine_server.server.arguments import ServerArgs
@@ -73,10 +74,11 @@ class ScriptedEngine:
     async def abort(self, request_ids: list[str]) -> None:
         """Nothing runs."""
 
-    async def add_request(
-        self, request_id: str, prompt: Any, params: Any, *, lora_request: Any = None, **_: object
-    ) -> ScriptedStream:
-        self.requests.append(SimpleNamespace(prompt=prompt, params=params, lora=lora_request))
+    async def submit(self, submission: Submission) -> ScriptedStream:
+        request_id, prompt, params = submission.request_id, cast(Any, submission.prompt), submission.params
+        assert isinstance(params, SamplingParams)
+        lora = submission.origin.lora_request
+        self.requests.append(SimpleNamespace(prompt=prompt, params=params, lora=lora))
         resumed = prompt.get("resume_token_ids", [])
         tokens = list(TEXTS)[len(resumed) :]
         if params.output_kind is RequestOutputKind.FINAL_ONLY:

@@ -14,11 +14,11 @@ CALLER = ReportedCaller("0123456789abcdef" * 2, "f" * 32, -10)
 @given(st.integers(-MAX_PRIORITY, MAX_PRIORITY))
 def test_header_is_read_as_it_was_written(priority: int) -> None:
     caller = ReportedCaller(CALLER.id, CALLER.scope, priority)
-    assert ReportedCaller.parse_header(caller.header()) == caller
+    assert ReportedCaller.parse(caller.value()) == caller
 
 
 def test_header_of_a_later_release_may_have_further_pairs() -> None:
-    assert ReportedCaller.parse_header(f"{CALLER.header()}, weight=3") == CALLER
+    assert ReportedCaller.parse(f"{CALLER.value()}, weight=3") == CALLER
 
 
 @pytest.mark.parametrize(
@@ -38,13 +38,13 @@ def test_header_of_a_later_release_may_have_further_pairs() -> None:
     ],
 )
 def test_other_values_are_no_caller(old: str, new: str) -> None:
-    value = re.sub(old, new, CALLER.header(), count=1)
-    assert ReportedCaller.parse_header(value) is None
+    value = re.sub(old, new, CALLER.value(), count=1)
+    assert ReportedCaller.parse(value) is None
 
 
 @given(st.text())
 def test_no_value_raises(value: str) -> None:
-    assert ReportedCaller.parse_header(value) is None
+    assert ReportedCaller.parse(value) is None
 
 
 def test_pseudonyms_depend_on_root_key_kind_and_name_and_do_not_show_them() -> None:

@@ -8,17 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from llm_operator.control import fetch_poller, start_poller
+from msgspec.structs import astuple
 
 from engine_server.contract.adapters import AdapterStates
-from engine_server.contract.continuation import REPORT_PREFIX, ReportedUsage, TokenReport
+from engine_server.contract.continuation import REPORT_PREFIX, TokenReport
 from engine_server.contract.decoding import decode
 from engine_server.contract.demand import DemandReport
+from engine_server.contract.engine_report import ReportedLoad, ReportedUsage
 from engine_server.contract.ranges import MOST
+from engine_server.contract.router_head import RouterHead
 from engine_server.router.callers import peers
 from engine_server.router.errors import RequestError
 from engine_server.router.requests.api_events import created_response, reported_error
 from engine_server.router.requests.outcome import read_refusal
-from engine_server.router.routing.endpoint import ReportedLoad
 from engine_server.router.routing.key import read_key
 from engine_server.server.api.continuation import resumed_stream
 from engine_server.server.http.errors import ApiError
@@ -128,7 +130,7 @@ def test_the_engine_refuses_a_continuation_out_of_range(body: str) -> None:
     except (ValueError, RecursionError):
         return  # the parser of bodies refuses it
     try:
-        resume = resumed_stream({"Fairlead-Resume": "1"}, fields, "hash")
+        resume = resumed_stream(RouterHead(resumes=True), fields, "hash")
     except ApiError as error:
         assert error.status in (400, 409)
     else:
@@ -143,13 +145,13 @@ def test_loads_and_usages_in_headers_are_in_range_or_none(
     running: str, waiting: str, room: str, kv: str, rest: str
 ) -> None:
     load = ReportedLoad.parse(f"running={running}, waiting={waiting}, room={room}, kv={kv}{rest}".encode())
-    usage = ReportedUsage.parse_header(f"prompt={running}, completion={waiting}".encode())
+    usage = ReportedUsage.parse(f"prompt={running}, completion={waiting}".encode())
 
-    assert load is None or (max(load[:3]) <= MOST and min(load) >= 0 and load.kv <= 1)
+    assert load is None or (max(astuple(load)) <= MOST and min(astuple(load)) >= 0 and load.kv <= 1)
     assert usage is None or 0 <= max(usage.prompt_tokens, usage.completion_tokens) <= MOST
 
 
 @given(st.binary(max_size=80))
 def test_any_bytes_in_a_header_are_taken_or_none(value: bytes) -> None:
     ReportedLoad.parse(value)
-    ReportedUsage.parse_header(value)
+    ReportedUsage.parse(value)

@@ -17,8 +17,8 @@ HASH, OTHER = "0123456789abcdef" * 2, "f" * 32
     ],
 )
 def test_header_has_what_is_known_and_nothing_else(terms: StreamTerms, value: str) -> None:
-    assert terms.header() == value
-    assert StreamTerms.parse_header(value) == terms
+    assert terms.value() == value
+    assert StreamTerms.parse(value) == terms
 
 
 @pytest.mark.parametrize(
@@ -31,13 +31,13 @@ def test_header_has_what_is_known_and_nothing_else(terms: StreamTerms, value: st
     ],
 )
 def test_values_of_another_form_count_as_unknown(value: str) -> None:
-    assert StreamTerms.parse_header(value) == StreamTerms()
+    assert StreamTerms.parse(value) == StreamTerms()
 
 
 def test_further_pairs_are_ignored_wherever_they_stand() -> None:
     value = f"new=1, cached=4, other=x=y, settings={HASH}, last"
 
-    assert StreamTerms.parse_header(value) == StreamTerms(4, None, HASH)
+    assert StreamTerms.parse(value) == StreamTerms(4, None, HASH)
 
 
 def test_hash_of_a_prompt_is_the_same_in_all_releases() -> None:

@@ -25,6 +25,7 @@ from engine_server import (
     SamplingParams,
 )
 from engine_server.contract.caller import ReportedCaller
+from engine_server.requests.submission import Origin, Submission
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -54,7 +55,8 @@ async def test_callers_read_only_cached_prompts_of_their_scope(tiny: AsyncLLMEng
     async def cached(scope: str | None) -> int | None:
         caller = None if scope is None else ReportedCaller("a" * 32, scope, 0)
         tokens = {"prompt_token_ids": [9] * 40}
-        (output,) = await drain(tiny.generate(tokens, tiny_params(max_tokens=1), "scoped", caller=caller))
+        submission = Submission("scoped", tokens, tiny_params(max_tokens=1), origin=Origin(caller=caller))
+        (output,) = await drain(tiny.outputs(submission))
         return output.num_cached_tokens
 
     one, other = "1" * 32, "2" * 32
@@ -128,6 +130,12 @@ async def test_beam_search_runs_concurrently_with_other_requests(tiny: AsyncLLME
     assert found.finished and found.request_id == "beams" and len(found.outputs) == 3
     assert found.outputs[0].cumulative_logprob >= greedy[-1].outputs[0].cumulative_logprob - 1e-4
     assert all(len(one.token_ids) == 5 and one.finish_reason == "length" for one in found.outputs)
+
+
+async def test_beam_search_ends_at_its_deadline_with_the_beams_so_far(tiny: AsyncLLMEngine) -> None:
+    found = await tiny.search("late", prompt(9), BeamSearchParams(3, 200, ignore_eos=True), Origin(), 1e-6)
+    assert [(one.text, one.finish_reason) for one in found.outputs] == [("", "timeout")]
+    assert found.finished and tiny.get_num_unfinished_requests() == 0
 
 
 async def test_prompt_adapters_serve_generation_and_beam_search(

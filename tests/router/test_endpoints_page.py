@@ -3,6 +3,7 @@
 import json
 
 from engine_server.contract.api import Key
+from engine_server.contract.engine_report import EngineReport, ReportedLoad
 from engine_server.router.endpoints_page import EndpointsPage
 from engine_server.router.routing.directory import Adapter, Deployment, Directory
 from engine_server.router.routing.endpoint import Address
@@ -18,8 +19,8 @@ async def test_lists_deployments_with_the_state_of_their_endpoints():
     directory.put(Deployment(Key("a", "new"), ("m", "n"), (Address("10.0.0.2", 1),), created=1.0))
     live, full, ejected, _ = directory.resolve("b/m").endpoints
     live.count(1.0, 0)
-    live.record_report(b"other", None, "sql")
-    live.record_report(b"hash", b"running=3, waiting=0, room=61, kv=0.125")
+    live.record_report(EngineReport(b"other"), "sql")
+    live.record_report(EngineReport(b"hash", load=ReportedLoad(3, 0, 61, 0.125)))
     full.full_until = float("inf")
     health.eject(ejected, "connection refused")
     page = json.loads(EndpointsPage(directory, health).render())

@@ -60,7 +60,7 @@ class RequestStreams:
         """
         self._front_end.check(submission)
         prepared = await self._tokenize(submission)
-        if trial := self._front_end.try_grammar(prepared, submission.caller):
+        if trial := self._front_end.try_grammar(prepared, submission.origin.caller):
             self._front_end.set_grammar(prepared, await asyncio.wrap_future(trial))
         return prepared
 

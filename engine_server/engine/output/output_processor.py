@@ -94,13 +94,13 @@ class OutputProcessor:
         if request.pooling is not None:
             state = PoolingState(
                 request_id=submission.request_id, prompt_token_ids=prompt_token_ids, params=params,
-                arrival=request.arrival, completions=completions, trace_headers=submission.trace_headers,
+                arrival=request.arrival, completions=completions, trace_headers=submission.origin.trace_headers,
                 metrics=metrics, pooling=request.pooling,
             )  # fmt: skip
         else:
             state = GenerationState(
                 request_id=submission.request_id, prompt_token_ids=prompt_token_ids, params=params,
-                arrival=request.arrival, completions=completions, trace_headers=submission.trace_headers,
+                arrival=request.arrival, completions=completions, trace_headers=submission.origin.trace_headers,
                 metrics=metrics, prompt=prompt, converter=converter,
             )  # fmt: skip
             if params.prompt_logprobs is not None:  # the first token has none

@@ -7,7 +7,7 @@ from pathlib import Path
 from engine_server.contract.api import Key
 from engine_server.contract.caller import ReportedCaller, pseudonym
 from engine_server.contract.engine_keys import INTERNAL_PAGES, derive_key, parse_root_keys
-from engine_server.contract.headers import CALLER
+from engine_server.contract.router_head import caller_line
 from engine_server.router.callers.account import Caller
 from engine_server.router.callers.endpoint_keys import EndpointKeys
 from engine_server.router.callers.keys import digest_of
@@ -86,7 +86,7 @@ class EngineCredentials:
             reported = ReportedCaller(
                 pseudonym(self._root, "caller", name), pseudonym(self._root, "scope", scope), -priority
             )
-            known = scope, priority, f"{CALLER}: {reported.header()}\r\n".encode()
+            known = scope, priority, caller_line(reported)
             self._caller_lines[name] = known
         return known[2]
 

@@ -4,6 +4,7 @@ from math import inf
 from time import perf_counter
 
 from engine_server.contract.bounds import excess_of_structure
+from engine_server.contract.deadline import TimeLeft
 from engine_server.router import errors
 from engine_server.router.callers.callers import Callers
 from engine_server.router.http.body_budget import BodyBudget
@@ -12,7 +13,7 @@ from engine_server.router.http.upstream import Pools
 from engine_server.router.http.wire import Request
 from engine_server.router.rejections import Reason, Sender
 from engine_server.router.requests.body_packer import unpack_body
-from engine_server.router.requests.deadline import read_deadline, timeout_line
+from engine_server.router.requests.deadline import read_deadline
 from engine_server.router.requests.hold.hold import Hold
 from engine_server.router.requests.journal import resume_message
 from engine_server.router.requests.lifecycle import Lifecycle
@@ -168,7 +169,7 @@ class Forwarder:
                     return relay
             # First, so that the engine works while the relay is set up. The body must not be referenced after it.
             end = lifecycle.deadline
-            sent = lines if end == inf else lines + timeout_line(end, perf_counter())
+            sent = lines if end == inf else lines + TimeLeft(end - perf_counter()).line()
             connection.send(resume_message(request, sent, resumes) if resumes else request.message(sent))
             relay = Relay(exchange, lifecycle, self._memory, connection)
             try:

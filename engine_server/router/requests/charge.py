@@ -1,6 +1,6 @@
 """The tokens that a request is charged: those that its engine reports, up to what the request can have used."""
 
-from engine_server.contract.continuation import ReportedUsage
+from engine_server.contract.engine_report import ReportedUsage
 from engine_server.contract.paths import TOKENIZER_PATHS
 
 # Of ordinary text.

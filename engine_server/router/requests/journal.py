@@ -4,19 +4,12 @@ from array import array
 
 import msgspec
 
-from engine_server.contract.continuation import (
-    ROUTER_FIELD,
-    ReportedUsage,
-    Resume,
-    RouterFields,
-    StreamTerms,
-    TokenReport,
-)
-from engine_server.contract.headers import RESUME, STREAM
+from engine_server.contract.continuation import ROUTER_FIELD, Resume, RouterFields, StreamTerms, TokenReport
+from engine_server.contract.engine_report import ReportedUsage
+from engine_server.contract.router_head import RESUME_LINE
 from engine_server.router.http.wire import Message, Request
 from engine_server.router.requests.answer_memory import FREE_BYTES, AnswerMemory
 
-RESUME_LINE = f"{RESUME}: 1\r\n".encode()
 TOKEN_BYTES = 8
 # A longer stream is not resumed.
 MAX_TOKENS = (1 << 20) // TOKEN_BYTES
@@ -166,6 +159,6 @@ def resume_body(body: bytes | bytearray, journal: Journal) -> bytes:
 def resume_message(request: Request, lines: bytes, journal: Journal) -> Message:
     """Return the request that continues the stream, which `request` began, with further lines of the head."""
     lines += RESUME_LINE
-    if terms := journal.terms.header():
-        lines += f"{STREAM}: {terms}\r\n".encode()
+    if journal.terms.value():
+        lines += journal.terms.line()
     return request.message(lines, resume_body(request.body, journal))

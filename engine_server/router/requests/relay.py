@@ -1,8 +1,9 @@
 """The relay of one answer from an engine to a client."""
 
 import msgspec
+from msgspec.structs import replace
 
-from engine_server.contract.continuation import ReportedUsage, is_digest
+from engine_server.contract.engine_report import EngineReport
 from engine_server.router import errors
 from engine_server.router.http.body_budget import BodyBudget
 from engine_server.router.http.exchange import UNBUFFERED, Wait
@@ -28,7 +29,6 @@ from engine_server.router.requests.outcome import (
 EVENT_STREAM = b"text/event-stream"
 # Answers with the `Fairlead-Model` of an adapter; further errors have that of the model itself.
 ADAPTER_STATUSES = (200, 409)
-LONGEST_FINGERPRINT = 64
 
 
 class Relay(Wait):
@@ -123,23 +123,15 @@ class Relay(Wait):
             self.retry_after = read.get(b"retry-after")
         elif endpoint is not None:
             endpoint.refused = False
-        fingerprint, load = read.get(b"fairlead-model"), read.get(b"fairlead-load")
-        if fingerprint is not None and len(fingerprint) > LONGEST_FINGERPRINT:
-            self.lifecycle.metrics.rejections.add(Sender.ENGINE, Reason.OUT_OF_RANGE)
-            fingerprint = None
-        settings = read.get(b"fairlead-stream", b"")
-        known = b"" if endpoint is None else endpoint.stream_settings
-        if settings and settings != known and not is_digest(settings.decode("latin-1")):
-            self.lifecycle.metrics.rejections.add(Sender.ENGINE, Reason.OUT_OF_RANGE)
-            settings = b""
-        if endpoint is not None and (fingerprint or load):
-            of_adapter = not adapter or status in ADAPTER_STATUSES
-            if not endpoint.record_report(fingerprint if of_adapter else None, load, adapter, settings):
-                self.lifecycle.metrics.rejections.add(Sender.ENGINE, Reason.OUT_OF_RANGE)
-        if b"fairlead-usage" in read:
-            usage = self.lifecycle.usage = ReportedUsage.parse_header(read[b"fairlead-usage"])
-            if usage is None:
-                self.lifecycle.metrics.rejections.add(Sender.ENGINE, Reason.OUT_OF_RANGE)
+        report = EngineReport.parse(read)
+        if report.num_invalid:
+            self.lifecycle.metrics.rejections.add(Sender.ENGINE, Reason.OUT_OF_RANGE, report.num_invalid)
+        if endpoint is not None:
+            if adapter and status not in ADAPTER_STATUSES:
+                report = replace(report, fingerprint=b"")
+            endpoint.record_report(report, adapter)
+        if report.usage is not None:
+            self.lifecycle.usage = report.usage
         coded = b"transfer-encoding" in read
         if b"content-length" in read and not coded and status != 204:
             lines += b"Content-Length: %b\r\n" % read[b"content-length"]
@@ -149,7 +141,7 @@ class Relay(Wait):
             if self.chunked:
                 lines += b"Transfer-Encoding: chunked\r\n"
             if streams and not self.held:
-                self._begin_stream(fingerprint or b"", settings)
+                self._begin_stream(report.fingerprint, report.settings)
                 if exchange.streaming:
                     return
                 exchange.streaming = True
@@ -241,7 +233,7 @@ class Relay(Wait):
     def _interrupt(self) -> None:
         self.outcome = Outcome.INTERRUPTED
         if (journal := self.lifecycle.journal) is not None:
-            self.exchange.sent = msgspec.structs.replace(
+            self.exchange.sent = replace(
                 self.exchange.sent, num_events=journal.events, id=journal.id, created=journal.created
             )
 

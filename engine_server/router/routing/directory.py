@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engine_server.contract.api import Key
-from engine_server.contract.headers import ADAPTER, DEPLOYMENT, REPORT_TOKENS
+from engine_server.contract.router_head import REPORT_TOKENS_LINE, recipient_lines
 from engine_server.contract.served_names import NameClaim
 from engine_server.router.obstacle import UNKNOWN, Obstacle
 from engine_server.router.routing.endpoint import READY_PATH, Endpoint, EngineAddress
@@ -239,9 +239,7 @@ def new_route(
     endpoints: tuple[Endpoint, ...],
 ) -> Route:
     """Return the route of a deployment with those of its adapters."""
-    lines = f"{REPORT_TOKENS}: 1\r\n"
-    if deployment.known_to_engines:
-        lines += f"{DEPLOYMENT}: {deployment.key}\r\n"
+    known = str(deployment.key) if deployment.known_to_engines else None
     adapters = {
         adapter.name: Route(
             Target(deployment.key, adapter.name),
@@ -251,7 +249,7 @@ def new_route(
             budget,
             tuple(endpoint for endpoint in endpoints if endpoint.address in adapter.addresses),
             endpoints,
-            f"{lines}{ADAPTER}: {adapter.name}\r\n".encode(),
+            REPORT_TOKENS_LINE + recipient_lines(known, adapter.name),
             adapter,
         )
         for adapter in deployment.adapters
@@ -266,7 +264,7 @@ def new_route(
         budget,
         endpoints,
         endpoints,
-        lines.encode(),
+        REPORT_TOKENS_LINE + recipient_lines(known, None),
         adapters=adapters,
     )
 

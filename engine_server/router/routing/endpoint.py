@@ -9,18 +9,12 @@ from urllib.parse import urlsplit
 
 from engine_server.contract.api import Key
 from engine_server.contract.authority import authority
+from engine_server.contract.engine_report import EngineReport, ReportedLoad
 from engine_server.contract.unix_socket import SCHEME, path_of
 
-# Counts have at most nine digits, and the share is 0 to 1. Further pairs may follow.
-LOAD_FIELD = re.compile(
-    rb"running=(\d{1,9}), waiting=(\d{1,9}), room=(\d{1,9}), kv=(0(?:\.\d{1,9})?|1(?:\.0{1,9})?)"
-    rb"(?:, context=(\d{1,9}))?(?:, .*)?"
-)
 # The path by which engines say whether they take requests, and those of other makes have one of their own.
 READY_PATH = "/ready"
 PATH_PATTERN = re.compile(r"/[!-~]*")
-# A longer `Fairlead-Model` is not an engine's.
-MAX_FINGERPRINT_BYTES = 128
 # A prompt without a first token adds to the load as one more request per so many bytes, about 4,000 tokens. A power of
 # two, so that sums of such parts are exact and end at zero.
 BYTES_PER_REQUEST = 16_384
@@ -109,28 +103,6 @@ def parse_ready_path(text: str) -> str:
     return text
 
 
-class ReportedLoad(NamedTuple):
-    """The load that an engine reports of itself, whichever routers its requests come from."""
-
-    running: int = 0
-    waiting: int = 0
-    # Requests that it would run besides.
-    room: int = 0
-    # Share of the KV cache that is in use.
-    kv: float = 0.0
-    # Tokens of prompt and answer that its model takes; 0 if it doesn't say.
-    context: int = 0
-
-    @classmethod
-    def parse(cls, field: bytes) -> Self | None:
-        """Return the load in a `Fairlead-Load` field, or None for one of another form or out of range."""
-        match = LOAD_FIELD.fullmatch(field)
-        if match is None:
-            return None
-        running, waiting, room, kv, context = match.groups()
-        return cls(int(running), int(waiting), int(room), float(kv), int(context or 0))
-
-
 class Endpoint:
     """One engine of a deployment, the requests that were sent to it, and its last report of itself.
 
@@ -138,7 +110,6 @@ class Endpoint:
     """
 
     __slots__ = (
-        "_load_field",
         "_other_load",
         "_own_load",
         "_ramp_end",
@@ -189,7 +160,6 @@ class Endpoint:
         self.reported_load = ReportedLoad()
         # Time of the last report of the load, 0.0 before the first.
         self.reported_at = 0.0
-        self._load_field = b""
         self.begin_ramp(perf_counter())
 
     def begin_ramp(self, now: float) -> None:
@@ -232,26 +202,13 @@ class Endpoint:
         self.in_flight -= 1
         self._own_load -= 1.0 + prompt_bytes / BYTES_PER_REQUEST
 
-    def record_report(
-        self, fingerprint: bytes | None, load: bytes | None, adapter: str = "", settings: bytes = b""
-    ) -> bool:
-        """Record the fields `Fairlead-Model`, `Fairlead-Load` and `Fairlead-Stream` of an answer.
-
-        adapter: the one that answered; empty: the model itself.
-
-        Return False if the load is not valid: the last report stays.
-        """
-        if fingerprint and len(fingerprint) <= MAX_FINGERPRINT_BYTES:
-            self.fingerprints[adapter] = fingerprint
-            self.stream_settings = settings
-        if load is None:
-            return True
-        if load != self._load_field:
-            reported_load = ReportedLoad.parse(load)
-            if reported_load is None:
-                return False
-            self._load_field, self.reported_load = load, reported_load
-        reported = self.reported_load.running + self.reported_load.waiting
-        self._other_load = max(0, reported - self.in_flight)
+    def record_report(self, report: EngineReport, adapter: str = "") -> None:
+        """Record what an answer's head reports. adapter: the one that answered; empty: the model itself."""
+        if report.fingerprint:
+            self.fingerprints[adapter] = report.fingerprint
+            self.stream_settings = report.settings
+        if report.load is None:
+            return
+        self.reported_load = report.load
+        self._other_load = max(0, report.load.running + report.load.waiting - self.in_flight)
         self.reported_at = perf_counter()
-        return True

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from engine_server.contract import headers
 from engine_server.contract.continuation import (
     ROUTER_FIELD,
     Resume,
@@ -17,6 +16,7 @@ from engine_server.contract.continuation import (
     prompt_hash,
 )
 from engine_server.contract.errors import ErrorCode
+from engine_server.contract.router_head import RouterHead
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
@@ -24,14 +24,12 @@ if TYPE_CHECKING:
     from engine_server.server.generation.prompts import PreparedPrompt
 
 
-def resumed_stream(
-    received: Mapping[str, str], unknown_fields: Mapping[str, Any], fingerprint: str
-) -> Resume | None:
+def resumed_stream(router: RouterHead, unknown_fields: Mapping[str, Any], fingerprint: str) -> Resume | None:
     """Return the state of the stream that a request continues; None for a request that begins one.
 
     unknown_fields: the fields of the body that the API doesn't have. Raises ApiError 409 for a stream of another model.
     """
-    if received.get(headers.RESUME) != "1":
+    if not router.resumes:
         return None
     try:
         resume = msgspec.convert(unknown_fields.get(ROUTER_FIELD), RouterFields).resume
@@ -53,10 +51,10 @@ def check_settings(terms: StreamTerms, settings: str, fingerprint: str) -> None:
 
 def check_prompt(request: AnswerRequest, prompts: Sequence[PreparedPrompt]) -> None:
     """Raise ApiError 409 for a stream whose prompt had other tokens at the engine that began it."""
-    if request.terms.prompt_hash is None:
+    if request.context.router.terms.prompt_hash is None:
         return
     (prompt,) = prompts
-    if prompt_hash(prompt.tokens["prompt_token_ids"]) != request.terms.prompt_hash:
+    if prompt_hash(prompt.tokens["prompt_token_ids"]) != request.context.router.terms.prompt_hash:
         raise mismatch("the prompt has other tokens here", request.identity.fingerprint)
 
 

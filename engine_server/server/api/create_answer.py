@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from engine_server.contract.headers import MODEL
+from engine_server.contract.engine_report import Fingerprint
+from engine_server.server.api.context import request_context
 from engine_server.server.api.continuation import check_prompt, first_report, resumed_stream
 from engine_server.server.api.generation_request import GenerationRequest
 from engine_server.server.api.ignored import HEADER, header_value
-from engine_server.server.api.models import served_model
 from engine_server.server.api.plan_answer import plan_answer
 from engine_server.server.api.read_request import prompt_source, read_request
 from engine_server.server.api.unusable_schemas import unusable_schemas, without_schemas
@@ -39,7 +39,8 @@ async def create_answer(
 
     new_renderer: makes the renderer of the API.
     """
-    request, ignored = read_request(model, body, headers)
+    context = request_context(model, body, headers)
+    request, ignored = read_request(model, body, context)
     prompts = await tokenize(model.engine, request.source, request.identity.created)
     check_prompt(request, prompts)
     plan = plan_answer(model, request, prompts)
@@ -58,7 +59,7 @@ async def create_answer(
         answer = EventStream(generation, encoder.encode, encoder, model.settings.sse_keep_alive_interval)
     else:
         answer = await whole_answer(generation, renderer)
-    answer.headers[MODEL] = request.identity.fingerprint
+    answer.headers[Fingerprint.NAME] = context.served.fingerprint
     if ignored:
         answer.headers[HEADER] = header_value(ignored)
     return answer
@@ -71,10 +72,10 @@ async def count_tokens(
 
     most_tokens: count up to so many of a prompt that can't fit the context too, and before the request's cuts.
     """
-    served = served_model(model, body.model, headers)
-    source = prompt_source(model, body, served.context)
+    context = request_context(model, body, headers)
+    source = prompt_source(model, body, context.served.context)
     if most_tokens is not None:
         source = replace(source, most_tokens=most_tokens, cuts=())
-    resume = resumed_stream(headers, body.model_extra or {}, served.fingerprint)
+    resume = resumed_stream(context.router, body.model_extra or {}, context.served.fingerprint)
     prompts = await tokenize(model.engine, source, resume.created if resume else None)
     return sum(len(prompt.tokens["prompt_token_ids"]) for prompt in prompts)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 from fastapi import APIRouter
 from starlette.responses import Response
 
 from engine_server.contract.errors import ErrorCode
-from engine_server.contract.headers import ADAPTER, DEPLOYMENT
 from engine_server.contract.quoting import quote
-from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
+from engine_server.contract.router_head import RouterHead
 from engine_server.server.api.openai_answer import json_response
+from engine_server.server.generation.request_context import ServedModel
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def routes(host: EngineHost) -> APIRouter:
 
     @router.get("/v1/models/{name:path}", response_model=None)
     async def get_model(name: str) -> Response:
-        served_model(host.model, name, {})
+        served_model(host.model, name, RouterHead())
         return json_response(model_card(host.model, name))
 
     return router
@@ -71,19 +70,7 @@ def model_list(model: LoadedModel) -> ModelList:
     return ModelList([model_card(model, name) for name in (*model.served_names, *model.adapters.names)])
 
 
-class ServedModel(NamedTuple):
-    """The model that answers a request."""
-
-    # As the request names it.
-    name: str
-    fingerprint: str
-    # Tokens of prompt and answer.
-    context: int
-    lora: LoRARequest | None = None
-    prompt_adapter: PromptAdapterRequest | None = None
-
-
-def served_model(model: LoadedModel, name: str | None, headers: Mapping[str, str]) -> ServedModel:
+def served_model(model: LoadedModel, name: str | None, router: RouterHead) -> ServedModel:
     """Return the model or the adapter of a request, which may leave it out.
 
     Raises ApiError 404 for one that isn't served here. Where the router names the deployment, and perhaps an adapter,
@@ -91,7 +78,7 @@ def served_model(model: LoadedModel, name: str | None, headers: Mapping[str, str
     """
     if not name:
         name = model.served_names[0]
-    deployment, wanted = headers.get(DEPLOYMENT), headers.get(ADAPTER)
+    deployment, wanted = router.deployment, router.adapter
     # A router's callers may not all use, nor know, each adapter.
     names = (*model.served_names, *model.adapters.names) if deployment is None else model.served_names
     served = ", ".join(names)

@@ -7,8 +7,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from starlette.responses import Response
 
-from engine_server.contract.continuation import ReportedUsage
-from engine_server.contract.headers import MODEL, USAGE
+from engine_server.contract.engine_report import Fingerprint, ReportedUsage
 from engine_server.requests.logprobs import Logprob, TokenLogprobs
 from engine_server.server.generation.events import TokenCounts
 from engine_server.server.http.built_answer import BuiltAnswer
@@ -195,7 +194,7 @@ def json_response(answer: msgspec.Struct) -> Response:
 
 def tokenizer_response(answer: msgspec.Struct) -> Response:
     """Return the response with an answer of the tokenizer, which costs a caller no tokens."""
-    return BuiltAnswer(msgspec.json.encode(answer), {USAGE: ReportedUsage(0, 0).header()})
+    return BuiltAnswer(msgspec.json.encode(answer), {ReportedUsage.NAME: ReportedUsage(0, 0).value()})
 
 
 def prompt_response(answer: msgspec.Struct, num_tokens: int, fingerprint: str) -> Response:
@@ -203,5 +202,5 @@ def prompt_response(answer: msgspec.Struct, num_tokens: int, fingerprint: str) -
 
     fingerprint: that of the model that answers.
     """
-    headers = {USAGE: ReportedUsage(num_tokens, 0).header(), MODEL: fingerprint}
+    headers = {ReportedUsage.NAME: ReportedUsage(num_tokens, 0).value(), Fingerprint.NAME: fingerprint}
     return BuiltAnswer(msgspec.json.encode(answer), headers)

@@ -5,22 +5,18 @@ from __future__ import annotations
 import secrets
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from engine_server.contract.continuation import StreamTerms, TokenReport
+from engine_server.contract.continuation import TokenReport
 from engine_server.contract.errors import ErrorCode
-from engine_server.contract.headers import REPORT_TOKENS, STREAM
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.sampling_params import SamplingParams
-from engine_server.server.api.caller import reported_caller
 from engine_server.server.api.content import MEDIA_TYPES, MediaUse, refuse_media
 from engine_server.server.api.continuation import check_settings, refuse_continuation, resumed_stream
-from engine_server.server.api.deadline import deadline
 from engine_server.server.api.ignored import IgnoredPart, ignored_types
-from engine_server.server.api.models import served_model
 from engine_server.server.api.schemas import RequestSchemas, request_schemas
 from engine_server.server.generation.plan import AnswerIdentity, AnswerRequest
 from engine_server.server.generation.prompts import PromptSource
@@ -30,6 +26,7 @@ if TYPE_CHECKING:
     from engine_server.contract.continuation import Resume
     from engine_server.server.api.generation_request import GenerationRequest
     from engine_server.server.conversation.layout import Layout
+    from engine_server.server.generation.request_context import RequestContext
     from engine_server.server.generation.tool_use import AnswerStyle
     from engine_server.server.loaded_model import LoadedModel
     from engine_server.server.settings import ApiSettings
@@ -46,12 +43,11 @@ class ReadRequest(NamedTuple):
     ignored: list[IgnoredPart]
 
 
-def read_request(model: LoadedModel, body: GenerationRequest, headers: Mapping[str, str]) -> ReadRequest:
+def read_request(model: LoadedModel, body: GenerationRequest, context: RequestContext) -> ReadRequest:
     """Return all that is known of an answer without tokens. Raises ApiError and InvalidRequestError."""
-    served = served_model(model, body.model, headers)
-    resume = resumed_stream(headers, body.model_extra or {}, served.fingerprint)
-    terms = StreamTerms() if resume is None else StreamTerms.parse_header(headers.get(STREAM, ""))
-    check_settings(terms, model.stream_settings, served.fingerprint)
+    served, router = context.served, context.router
+    resume = resumed_stream(router, body.model_extra or {}, served.fingerprint)
+    check_settings(router.terms, model.stream_settings, served.fingerprint)
     beams = body.beam_search_params(model.sampling_defaults)
     style = body.answer_style
     if style is not None and model.layout is not None:
@@ -63,7 +59,8 @@ def read_request(model: LoadedModel, body: GenerationRequest, headers: Mapping[s
     ignored_types.warn(part.type for part in ignored)
     # Another engine can continue a stream of one sampled choice.
     continuable = body.streams and len(source) == 1 and beams is None and not body.prompt_only
-    params = sampling_params(model, body, headers, resume, draws_seed=continuable and reports_tokens(headers))
+    reports = continuable and router.reports_tokens
+    params = sampling_params(model, body, context.timeout, resume, draws_seed=reports)
     params = msgspec.structs.replace(params, structured_outputs=schemas.form)
     continuable = continuable and params.num_children == 1
     if resume is not None and not continuable:
@@ -75,8 +72,8 @@ def read_request(model: LoadedModel, body: GenerationRequest, headers: Mapping[s
         model=served.name,
         fingerprint=served.fingerprint,
     )
-    report, reports = None, body.streams and reports_tokens(headers)
-    if reports and continuable:
+    report = None
+    if router.reports_tokens and continuable:
         assert params.seed is not None
         report = TokenReport(params.seed, id=identity.id, created=identity.created)
     answer = AnswerRequest(
@@ -88,16 +85,11 @@ def read_request(model: LoadedModel, body: GenerationRequest, headers: Mapping[s
         style=schemas.style,
         streams=body.streams,
         prompt_only=body.prompt_only,
-        priority=body.priority or 0,
-        lora=served.lora,
-        prompt_adapter=served.prompt_adapter,
-        trace_headers=model.trace_headers(headers),
-        caller=reported_caller(headers),
+        context=context,
         fields=body.engine_fields,
         resume=resume,
-        terms=terms,
         report=report,
-        reports_usage=reports and not continuable,
+        reports_usage=router.reports_tokens and body.streams and not continuable,
     )
     return ReadRequest(answer, ignored)
 
@@ -105,17 +97,19 @@ def read_request(model: LoadedModel, body: GenerationRequest, headers: Mapping[s
 def sampling_params(
     model: LoadedModel,
     body: GenerationRequest,
-    headers: Mapping[str, str],
+    timeout: float | None,
     resume: Resume | None,
     draws_seed: bool,
 ) -> SamplingParams:
     """Return the engine's parameters of all prompts. Raises ApiError.
 
-    draws_seed: the seed is known before the first token, so that another engine can continue the stream.
+    timeout: that of the body or of its header. draws_seed: the seed is known before the first token, so that another
+    engine can continue the stream.
     """
     try:
         parameters = body.sampling_parameters(model.sampling_defaults)
-        parameters["timeout"] = deadline(parameters.get("timeout"), headers)
+        if timeout is not None:
+            parameters["timeout"] = timeout
         if resume is not None:
             parameters["seed"] = resume.seed
         elif draws_seed and parameters.get("seed") is None:
@@ -123,11 +117,6 @@ def sampling_params(
         return SamplingParams(**parameters)
     except InvalidRequestError as error:
         raise refusal(error, body.engine_fields) from None
-
-
-def reports_tokens(headers: Mapping[str, str]) -> bool:
-    """Return True if the router wants to know a stream's tokens."""
-    return headers.get(REPORT_TOKENS) == "1"
 
 
 def prompt_source(model: LoadedModel, body: GenerationRequest, context: int) -> PromptSource:

@@ -17,6 +17,7 @@ from engine_server.server.api import openapi
 from engine_server.server.api.chat.input import ChatInput
 from engine_server.server.api.chat.tools import Tools, tool_use, tools_by_path
 from engine_server.server.api.content import MediaUse, media_of
+from engine_server.server.api.context import router_head
 from engine_server.server.api.fields import Items, check_bound, whole_numbers
 from engine_server.server.api.generation_request import ApiRequest, parse_request
 from engine_server.server.api.ignored import IgnoredPart, ignored_tools
@@ -103,14 +104,14 @@ def routes(host: EngineHost) -> APIRouter:
     @openapi.body(TokenizeRequest, Tokens)
     async def post_tokenize(request: Request) -> Response:
         body = parse_request(TokenizeRequest, await request.body())
-        served_model(host.model, body.model, request.headers)
+        served_model(host.model, body.model, router_head(request.headers))
         return tokenizer_response(await tokenize(host.model, body))
 
     @router.post("/detokenize", response_model=None)
     @openapi.body(DetokenizeRequest, Detokenized)
     async def post_detokenize(request: Request) -> Response:
         body = parse_request(DetokenizeRequest, await request.body())
-        served_model(host.model, body.model, request.headers)
+        served_model(host.model, body.model, router_head(request.headers))
         return tokenizer_response(await detokenize(host.model, body))
 
     if host.settings.enable_tokenizer_info_endpoint:

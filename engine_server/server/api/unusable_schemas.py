@@ -77,7 +77,7 @@ async def find_faults(
             continue
         tried.append(grammar)
         try:
-            found = await model.engine.find_faults(grammar, parts, plan.request.caller)
+            found = await model.engine.find_faults(grammar, parts, plan.request.context.origin.caller)
         except InvalidRequestError as error:
             raise refusal(error, body.engine_fields) from None
         faults |= {paths[index]: fault for index, fault in found.items()}

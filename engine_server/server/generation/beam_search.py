@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from engine_server.engine.input.tokenizer import backend_of
@@ -12,36 +11,29 @@ from engine_server.engine.output.token_decoder import TokenDecoder
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from engine_server.contract.caller import ReportedCaller
     from engine_server.engine.async_llm import AsyncLLMEngine
-    from engine_server.engine.beam_search import BeamSearchParams
-    from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
     from engine_server.requests.outputs import CompletionOutput, RequestOutput
-    from engine_server.requests.prompts import TokensPrompt
+    from engine_server.server.generation.plan import AnswerRequest, PromptPlan
 
 
 async def beam_search(
-    engine: AsyncLLMEngine,
-    prompt: TokensPrompt,
-    request_id: str,
-    params: BeamSearchParams,
-    logprobs: int | None,
-    mark_token_ids: Sequence[int],
-    lora: LoRARequest | None,
-    prompt_adapter: PromptAdapterRequest | None,
-    caller: ReportedCaller | None,
+    engine: AsyncLLMEngine, request: AnswerRequest, prompt: PromptPlan, request_id: str
 ) -> RequestOutput:
-    """Return the result of a search: the best beams, with the `logprobs` likeliest tokens at each place.
+    """Return the result of a search: the best beams, each with the likeliest tokens at each place.
 
-    mark_token_ids: those of SamplingParams, for which a search has no parameter.
+    Of the prompt's parameters it takes those that say what is reported, and the timeout.
     """
-    search = engine.beam_search(prompt, request_id, params, lora, prompt_adapter, caller=caller)
-    async with aclosing(search) as results:
-        result = await anext(results)
+    assert request.beams is not None
+    params = prompt.params
+    result = await engine.search(
+        request_id, prompt.prompt, request.beams, request.context.origin, params.timeout
+    )
     for output in result.outputs:
-        limit_logprobs(output, logprobs)
-        if mark_token_ids:
-            output.text = text_with_marks(await engine.get_tokenizer(), output.token_ids, mark_token_ids)
+        limit_logprobs(output, params.logprobs)
+        if params.mark_token_ids:
+            output.text = text_with_marks(
+                await engine.get_tokenizer(), output.token_ids, params.mark_token_ids
+            )
     return result
 
 

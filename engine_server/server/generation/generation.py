@@ -121,7 +121,7 @@ class Generation:
     def _add_prompt(self, run: PromptRun, result: RequestOutput) -> None:
         text = run.prompt.prompt.get("prompt")
         self._prompts[run.index] = Prompt(text, result.prompt_token_ids, result.prompt_logprobs)
-        cached = self._plan.request.terms.cached_tokens
+        cached = self._plan.request.context.router.terms.cached_tokens
         if cached is None:
             cached = (self._counts.cached_tokens or 0) + (result.num_cached_tokens or 0)
         self._counts = replace(self._counts, cached_tokens=cached)

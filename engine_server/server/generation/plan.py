@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine_server.contract.continuation import StreamTerms
-
 if TYPE_CHECKING:
-    from engine_server.contract.caller import ReportedCaller
     from engine_server.contract.continuation import Resume, TokenReport
     from engine_server.engine.beam_search import BeamSearchParams
-    from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
     from engine_server.requests.prompts import TokensPrompt
     from engine_server.requests.sampling_params import SamplingParams
     from engine_server.requests.stop_scope import StopScopeFactory
     from engine_server.server.generation.answer_parser import ParserFactory
     from engine_server.server.generation.prompts import PromptSource
+    from engine_server.server.generation.request_context import RequestContext
     from engine_server.server.generation.tool_use import AnswerStyle
 
 
@@ -49,20 +46,11 @@ class AnswerRequest:
     streams: bool = False
     # Report the prompts and nothing else.
     prompt_only: bool = False
-    # Lower priorities run first.
-    priority: int = 0
-    # The adapter that answers; both None: the model itself.
-    lora: LoRARequest | None = None
-    prompt_adapter: PromptAdapterRequest | None = None
-    trace_headers: Mapping[str, str] | None = None
-    # As far as the router reports it.
-    caller: ReportedCaller | None = None
+    context: RequestContext
     # The client's field for an engine's parameter, where their names differ.
     fields: Mapping[str, str]
     # The state of the stream that this answer continues; only for a single choice.
     resume: Resume | None = None
-    # What the answer has to share with that stream.
-    terms: StreamTerms = field(default_factory=StreamTerms)
     # The answer's id, creation time and seed, if its tokens are reported to the router.
     report: TokenReport | None = None
     # The router wants to know the usage of a stream whose tokens are not reported.

@@ -9,6 +9,7 @@ from engine_server.engine.loop.async_stream import AsyncStream, Signal
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.outputs import RequestOutput
 from engine_server.requests.sampling_params import RequestOutputKind
+from engine_server.requests.submission import Submission
 from engine_server.server.generation.beam_search import beam_search
 from engine_server.server.http.errors import refusal
 
@@ -66,16 +67,14 @@ async def start_prompt(
     if request.beams is not None:
         return start_search(engine, request, prompt, index, request_id, changed)
     try:
-        stream = await engine.add_request(
-            request_id,
-            prompt.prompt,
-            prompt.params,
-            lora_request=request.lora,
-            prompt_adapter_request=request.prompt_adapter,
-            trace_headers=request.trace_headers,
-            priority=request.priority,
-            caller=request.caller,
-            stop_scope=prompt.stop_scope,
+        stream = await engine.submit(
+            Submission(
+                request_id,
+                prompt.prompt,
+                prompt.params,
+                origin=request.context.origin,
+                stop_scope=prompt.stop_scope,
+            )
         )
     except InvalidRequestError as error:
         raise refusal(error, request.fields) from None
@@ -95,22 +94,8 @@ def start_search(
     run = PromptRun(index, prompt, request_id, stream, changed)
 
     async def search() -> None:
-        assert request.beams is not None
-        logprobs = prompt.params.logprobs
         try:
-            stream.put(
-                await beam_search(
-                    engine,
-                    prompt.prompt,
-                    request_id,
-                    request.beams,
-                    logprobs,
-                    prompt.params.mark_token_ids or (),
-                    request.lora,
-                    request.prompt_adapter,
-                    request.caller,
-                )
-            )
+            stream.put(await beam_search(engine, request, prompt, request_id))
         except InvalidRequestError as error:
             stream.fail(refusal(error, request.fields))
         except Exception as error:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from starlette.responses import Response
 
 from engine_server.contract.continuation import TokenReport
-from engine_server.contract.headers import USAGE
+from engine_server.contract.engine_report import ReportedUsage
 from engine_server.server.generation.events import (
     ChoiceDelta,
     GenerationEvent,
@@ -103,6 +103,6 @@ async def whole_answer(generation: Generation, renderer: Renderer) -> Response:
                 elif isinstance(event, GenerationFinished):
                     counts = event.counts
     choices.sort(key=lambda delta: delta.choice)
-    headers = {USAGE: reported_usage(counts).header()}
+    headers = {ReportedUsage.NAME: reported_usage(counts).value()}
     body = await renderer.body(choices, counts)
     return BuiltAnswer(body, headers)

@@ -6,7 +6,8 @@ from typing import Protocol
 
 import msgspec
 
-from engine_server.contract.continuation import ReportedUsage, TokenReport
+from engine_server.contract.continuation import TokenReport
+from engine_server.contract.engine_report import ReportedUsage
 from engine_server.server.generation.events import (
     ChoiceDelta,
     GenerationEvent,

@@ -10,6 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from engine_server.contract.engine_report import Fingerprint
 from engine_server.contract.errors import (
     AnthropicErrorBody,
     AnthropicErrorDetail,
@@ -20,7 +21,6 @@ from engine_server.contract.errors import (
     has_anthropic_errors,
     server_error_type,
 )
-from engine_server.contract.headers import MODEL
 from engine_server.contract.quoting import shorten
 from engine_server.requests.errors import (
     EngineDeadError,
@@ -88,7 +88,7 @@ class ApiError(Exception):
         if self.close:
             headers["Connection"] = "close"
         if self.fingerprint is not None:
-            headers[MODEL] = self.fingerprint
+            headers[Fingerprint.NAME] = self.fingerprint
         return ErrorResponse(self, headers)
 
 

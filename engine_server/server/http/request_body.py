@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from starlette.datastructures import Headers
+
 from engine_server.contract.bounds import UNCOUNTED_BYTES, excess_of_structure
-from engine_server.contract.caller import ReportedCaller
 from engine_server.contract.errors import ErrorCode
-from engine_server.contract.headers import CALLER, RESUME
+from engine_server.contract.router_head import continues_stream, reported_caller
 from engine_server.engine.loop.turns import sender
 from engine_server.server.http import built_answer
 from engine_server.server.http.built_answer import answer_memory
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 # Of all bodies together.
 MAX_BYTES = 256 << 20
-RESUME_NAME = RESUME.lower().encode()
-CALLER_NAME = CALLER.lower().encode()
 
 
 class RequestBody:
@@ -115,15 +114,16 @@ class RequestBody:
 
 def reported_id(scope: Scope) -> str | None:
     """Return the id of the caller that a router reports, if it does."""
-    value = next((value for name, value in scope["headers"] if name == CALLER_NAME), None)
-    caller = None if value is None else ReportedCaller.parse_header(value.decode("latin-1"))
+    try:
+        caller = reported_caller(Headers(scope=scope))
+    except ValueError:
+        return None
     return None if caller is None else caller.id
 
 
 def check_structure(body: bytes | bytearray, scope: Scope) -> None:
     """Raise ApiError 400 for JSON with too many values, since a parser creates an object for each and blocks others."""
-    continues = any(name == RESUME_NAME for name, _ in scope["headers"])
-    error = excess_of_structure(body, scope["path"], continues)
+    error = excess_of_structure(body, scope["path"], continues_stream(Headers(scope=scope)))
     if error is not None:
         raise ApiError(ErrorCode.INVALID_VALUE, error)
 

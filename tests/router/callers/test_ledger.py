@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_server.contract.continuation import ReportedUsage
+from engine_server.contract.engine_report import ReportedUsage
 from engine_server.contract.errors import ErrorCode
 from engine_server.router.callers.account import Account
 from engine_server.router.callers.keys import KeyEntry

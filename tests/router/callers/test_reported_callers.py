@@ -47,7 +47,7 @@ async def test_engines_get_pseudonyms_and_the_negated_priority_of_each_key(
     router = await start_router({"m": [engine]}, keys_file=file, engine_key_file=root)
 
     values = {key: await reported(router, engine, key) for key in ("red", "blue")}
-    callers = {key: ReportedCaller.parse_header(value) for key, value in values.items()}
+    callers = {key: ReportedCaller.parse(value) for key, value in values.items()}
 
     assert await reported(router, engine, "red") == values["red"]
     assert (callers["red"].priority, callers["blue"].priority) == (-10, 0)
@@ -69,7 +69,7 @@ async def test_keys_with_one_cache_scope_are_told_apart_but_for_their_prompts(
     file = write_keys(tmp_path, **keys)
     router = await start_router({"m": [engine]}, keys_file=file, engine_key_file=root)
 
-    callers = {key: ReportedCaller.parse_header(await reported(router, engine, key)) for key in keys}
+    callers = {key: ReportedCaller.parse(await reported(router, engine, key)) for key in keys}
 
     assert callers["red"].scope == callers["orange"].scope
     assert callers["any"].scope == callers["all"].scope
@@ -106,19 +106,19 @@ async def test_changed_entry_and_root_key_are_reported_from_the_next_request_on(
     engine = await start_engine()
     file = write_keys(tmp_path, red={"priority": 1})
     router = await start_router({"m": [engine]}, keys_file=file, engine_key_file=root)
-    before = ReportedCaller.parse_header(await reported(router, engine, "red"))
+    before = ReportedCaller.parse(await reported(router, engine, "red"))
 
     write_keys(tmp_path, red={"priority": 2, "cacheScope": "team"})
 
     async def has_changed() -> bool:
-        now = ReportedCaller.parse_header(await reported(router, engine, "red"))
+        now = ReportedCaller.parse(await reported(router, engine, "red"))
         return now.id == before.id and now.scope != before.scope and now.priority == -2
 
     await eventually(has_changed)
     root.write_bytes(b"another root")
 
     async def has_another_id() -> bool:
-        return ReportedCaller.parse_header(await reported(router, engine, "red")).id != before.id
+        return ReportedCaller.parse(await reported(router, engine, "red")).id != before.id
 
     await eventually(has_another_id)
 

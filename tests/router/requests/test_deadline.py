@@ -8,9 +8,10 @@ import pytest
 from resumable_streams import Stream, event
 from waiting import until_async
 
+from engine_server.contract.deadline import TimeLeft
 from engine_server.router.errors import RequestError
 from engine_server.router.http.wire import Request
-from engine_server.router.requests.deadline import read_deadline, timeout_line
+from engine_server.router.requests.deadline import read_deadline
 from engine_server.router.requests.hold.hold import HoldSettings
 from engine_server.router.requests.watch import WatchTimes
 
@@ -40,8 +41,8 @@ def test_a_header_without_a_number_over_zero_is_refused(header):
 
 
 def test_an_engine_is_told_the_rest_and_never_zero():
-    assert timeout_line(105.0, 101.0) == b"X-Request-Timeout: 4.000\r\n"
-    assert timeout_line(105.0, 106.0) == b"X-Request-Timeout: 0.001\r\n"
+    assert TimeLeft(4.0).line() == b"X-Request-Timeout: 4.000\r\n"
+    assert TimeLeft(-1.0).line() == b"X-Request-Timeout: 0.001\r\n"
 
 
 async def pass_deadline() -> None:

@@ -3,7 +3,9 @@
 import msgspec
 import pytest
 
-from engine_server.contract.continuation import ReportedUsage, TokenReport
+from engine_server.contract.continuation import TokenReport
+from engine_server.contract.engine_report import ReportedUsage
+from engine_server.contract.router_head import RouterHead
 from engine_server.router.http.wire import Request
 from engine_server.router.requests import journal as journal_module
 from engine_server.router.requests.journal import MAX_RESUMES, Journal, resume_body, resume_message
@@ -116,7 +118,7 @@ def test_engine_reads_the_routers_field_and_never_a_clients_of_the_same_name(fie
 
     request = parse_request(ChatRequest, resume_body(body, recorded(FIRST)))
 
-    resume = resumed_stream({"Fairlead-Resume": "1"}, request.model_extra or {}, "weights-1")
+    resume = resumed_stream(RouterHead(resumes=True), request.model_extra or {}, "weights-1")
     assert resume is not None
     assert (resume.id, resume.created, resume.seed, resume.events) == ("chatcmpl-1", 5, -7, 2)
     assert resume.token_ids == [1, 2]

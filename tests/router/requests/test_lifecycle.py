@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_server.contract.api import Key
-from engine_server.contract.continuation import ReportedUsage, TokenReport
+from engine_server.contract.continuation import TokenReport
+from engine_server.contract.engine_report import ReportedUsage
 from engine_server.router.http.wire import Request
 from engine_server.router.metrics import Metrics
 from engine_server.router.requests.charge import MOST_TOKENS

@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_server.contract.api import Key
+from engine_server.contract.engine_report import EngineReport
 from engine_server.router.obstacle import Obstacle
 from engine_server.router.routing.directory import Adapter, Deployment, Directory, Target
 from engine_server.router.routing.endpoint import Address, Endpoint
@@ -115,7 +116,7 @@ def test_what_engines_reported_of_an_adapter_is_forgotten_when_it_changes():
         (endpoint,) = recorder.known
         if changed is adapters:
             for name in ("", "a", "b"):
-                endpoint.record_report(b"hash", None, name)
+                endpoint.record_report(EngineReport(b"hash"), name)
     assert endpoint.fingerprints.keys() == {"", "a"}
 
 

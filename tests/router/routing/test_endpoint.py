@@ -7,7 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_server.contract.api import Key
-from engine_server.router.routing.endpoint import REPORT_SECONDS, Address, Endpoint, ReportedLoad, SocketPath
+from engine_server.contract.engine_report import EngineReport, Fingerprint, ReportedLoad
+from engine_server.router.routing.endpoint import REPORT_SECONDS, Address, Endpoint, SocketPath
+
+REPORT = EngineReport(b"abc", load=ReportedLoad(3, 0, 1, 0.5))
 
 
 @pytest.mark.parametrize(
@@ -38,7 +41,7 @@ def test_spans_name_the_path_of_a_unix_socket_in_place_of_host_and_port():
 def test_counts_the_load_of_other_routers_for_a_second_after_the_report():
     endpoint = Endpoint(Key("n", "m"), Address("h", 1))
     endpoint.count(perf_counter(), 0)
-    endpoint.record_report(None, b"running=3, waiting=2, room=59, kv=0.125")
+    endpoint.record_report(EngineReport(load=ReportedLoad(3, 2, 59, 0.125)))
 
     assert endpoint.load(endpoint.reported_at) == 5.0
     assert endpoint.load(endpoint.reported_at + REPORT_SECONDS) == 1.0
@@ -49,7 +52,7 @@ def test_the_load_of_other_routers_is_never_below_zero(running, waiting, own):
     endpoint = Endpoint(Key("n", "m"), Address("h", 1))
     for _ in range(own):
         endpoint.count(perf_counter(), 0)
-    endpoint.record_report(None, f"running={running}, waiting={waiting}, room=0, kv=1".encode())
+    endpoint.record_report(EngineReport(load=ReportedLoad(running, waiting, 0, 1.0)))
 
     assert endpoint.load(endpoint.reported_at) == max(own, running + waiting)
 
@@ -89,11 +92,19 @@ def test_reads_the_load_that_an_engine_reports(field, load):
 
 def test_a_load_that_is_not_valid_leaves_the_last_report_as_it_was():
     endpoint = Endpoint(Key("default", "m"), Address("h", 1))
-    assert endpoint.record_report(b"abc", b"running=3, waiting=0, room=1, kv=0.5")
+    endpoint.record_report(REPORT)
     reported_at = endpoint.reported_at
+    invalid = EngineReport.parse(
+        {
+            b"fairlead-model": b"x" * (Fingerprint.LONGEST + 1),
+            b"fairlead-load": b"running=3, waiting=0, room=1, kv=1" + b"7" * 308,
+            b"fairlead-stream": b"x",
+            b"fairlead-usage": b"prompt=1, completion=" + b"9" * 10,
+        }
+    )
+    endpoint.record_report(invalid)
 
-    assert not endpoint.record_report(b"x" * 10_000, b"running=3, waiting=0, room=1, kv=1" + b"7" * 308)
-
+    assert invalid == EngineReport(num_invalid=4)
     assert endpoint.reported_at == reported_at
     assert endpoint.reported_load == ReportedLoad(3, 0, 1, 0.5)
     assert endpoint.fingerprints == {"": b"abc"}
@@ -101,9 +112,9 @@ def test_a_load_that_is_not_valid_leaves_the_last_report_as_it_was():
 
 def test_an_endpoint_keeps_the_last_report_when_an_answer_has_none():
     endpoint = Endpoint(Key("default", "m"), Address("h", 1))
-    endpoint.record_report(b"abc", b"running=3, waiting=0, room=1, kv=0.5")
+    endpoint.record_report(REPORT)
     reported_at = endpoint.reported_at
-    endpoint.record_report(None, None)
+    endpoint.record_report(EngineReport.parse({}))
 
     assert endpoint.reported_at == reported_at > 0.0
     assert endpoint.reported_load == ReportedLoad(3, 0, 1, 0.5)

@@ -29,7 +29,7 @@ def keyed() -> Iterator[LocalServer]:
 
 
 def headers(caller: ReportedCaller | str | None) -> dict[str, str]:
-    value = caller.header() if isinstance(caller, ReportedCaller) else caller
+    value = caller.value() if isinstance(caller, ReportedCaller) else caller
     return {"Authorization": f"Bearer {KEY}"} | ({} if value is None else {"Fairlead-Caller": value})
 
 
@@ -101,7 +101,7 @@ def test_engine_without_priorities_takes_none_of_the_caller() -> None:
         assert answer.status == 400 and answer.error["param"] == "priority"
 
 
-@pytest.mark.parametrize("value", ["", "id=1", f"{CALLER.header()[:-2]}x", "a" * 5000])
+@pytest.mark.parametrize("value", ["", "id=1", f"{CALLER.value()[:-2]}x", "a" * 5000])
 def test_other_values_of_the_header_are_refused(keyed: LocalServer, value: str) -> None:
     answer = ask(keyed, value, prompt="A")
     assert answer.status == 400 and "Fairlead-Caller takes id=" in answer.error["message"]

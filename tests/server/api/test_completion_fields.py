@@ -114,6 +114,14 @@ def test_beam_search_returns_the_best_beams(server: Any, client: openai.OpenAI) 
     assert refused.status == 400 and refused.error["param"] == "temperature"
 
 
+def test_beam_search_ends_at_the_headers_deadline_with_the_best_beams_so_far(server: Any) -> None:
+    body = GREEDY | {"prompt": PROMPT, "max_tokens": 900, "n": 2, "ignore_eos": True, "use_beam_search": True}
+    answer = server.request("POST", "/v1/completions", body, {"X-Request-Timeout": "1"})
+    choices = answer.json["choices"]
+    assert {choice["finish_reason"] for choice in choices} == {"timeout"}
+    assert len({choice["text"] for choice in choices}) == len(choices)
+
+
 @pytest.mark.parametrize(
     ("side", "kept"), [("left", " France is"), (None, " France is"), ("right", "The capital")]
 )

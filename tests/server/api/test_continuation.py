@@ -44,7 +44,7 @@ def test_first_report_has_the_cached_tokens_and_a_continuation_repeats_them(scri
     with scripted.saying(COLOURS):
         whole, groups = begin(scripted, name)
         scripted.core.scripted.num_cached = 0
-        rest = resume(scripted, name, whole, groups[:2], StreamTerms(16).header())
+        rest = resume(scripted, name, whole, groups[:2], StreamTerms(16).value())
         uncounted = resume(scripted, name, whole, groups[:2])
 
     assert [group.report.cached_tokens for group in groups] == [16] + [None] * (len(groups) - 1)
@@ -86,7 +86,7 @@ def test_stream_that_cannot_be_continued_reports_its_usage_before_its_end_and_no
     line, _, end = end.partition(b"\n")
     report = TokenReport.decode(REPORT_PREFIX + line)
     assert events.startswith(b"data: ") and end == b"data: [DONE]\n\n"
-    assert report.usage is not None and report.usage.header() == whole.headers[headers.USAGE.lower()]
+    assert report.usage is not None and report.usage.value() == whole.headers[headers.USAGE.lower()]
     assert report.usage.prompt_tokens > 0
     assert (report.id, report.token_ids, report.events) == (None, [], 1)
 
@@ -120,9 +120,9 @@ def test_stream_is_continued_with_its_settings_and_its_prompt_alone(scripted: An
         whole, groups = begin(scripted, "chat")
         own = StreamTerms(0, groups[0].report.prompt_hash, whole.headers[headers.STREAM.lower()])
         assert own.prompt_hash is not None
-        rest = resume(scripted, "chat", whole, groups[:3], own.header())
+        rest = resume(scripted, "chat", whole, groups[:3], own.value())
         others = [replace(own, settings="0" * 32), replace(own, prompt_hash="0" * 32)]
-        refused = [ask_to_resume(scripted, "chat", whole, groups[:3], terms.header()) for terms in others]
+        refused = [ask_to_resume(scripted, "chat", whole, groups[:3], terms.value()) for terms in others]
 
     assert [group.events for group in rest] == [group.events for group in groups[3:]]
     for answer in refused:
@@ -139,7 +139,7 @@ def test_continued_stream_has_the_day_on_which_it_began(tmp_path: Path) -> None:
         with mock.patch("engine_server.server.api.read_request.time", long_ago):
             whole, groups = begin(server, "chat")
         terms = StreamTerms(prompt_hash=groups[0].report.prompt_hash)
-        rest = resume(server, "chat", whole, groups[:3], terms.header())
+        rest = resume(server, "chat", whole, groups[:3], terms.value())
         prompts = [server.host.model.tokenizer.decode(one.prompt_token_ids) for one in server.core.requests]
 
     assert prompts[0].startswith("2001-09-") and prompts[1].startswith(prompts[0])  # with the tokens so far

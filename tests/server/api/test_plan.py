@@ -9,12 +9,15 @@ import pytest
 from server.conversation.recorded_answers import TOOLS, our_layout
 
 import engine_server.server
+from engine_server.contract.router_head import RouterHead
 from engine_server.requests.sampling_params import SamplingParams
 from engine_server.requests.structured_outputs import StructuredOutputsParams
+from engine_server.requests.submission import Origin
 from engine_server.server.api.plan_answer import plan_answer
 from engine_server.server.generation.answer_start import AnswerStart
 from engine_server.server.generation.plan import AnswerIdentity, AnswerRequest
 from engine_server.server.generation.prompts import PreparedPrompt, TextSource
+from engine_server.server.generation.request_context import RequestContext, ServedModel
 from engine_server.server.generation.tool_use import AnswerStyle, ToolUse
 from engine_server.server.loaded_model import LoadedModel
 
@@ -57,6 +60,7 @@ def request(style: AnswerStyle | None, **parameters: Any) -> AnswerRequest:
         source=TextSource(texts=[], most_tokens=None),
         params=SamplingParams(**parameters),
         style=style,
+        context=RequestContext(ServedModel("m", "hash", 9), RouterHead(), None, Origin()),
         fields={},
     )
 

@@ -51,7 +51,7 @@ async def tell_sender(scope: Any, receive: Any, send: Any) -> None:
 
 async def test_sender_is_the_reported_caller_or_else_the_address() -> None:
     caller = ReportedCaller(id="1" * 32, scope="2" * 32, priority=0)
-    reported = [(b"fairlead-caller", caller.header().encode())]
+    reported = [(b"fairlead-caller", caller.value().encode())]
     known, unknown = (
         Client(RequestBody(tell_sender, 80), headers=reported),
         Client(RequestBody(tell_sender, 80)),

@@ -11,9 +11,8 @@ from fastapi import APIRouter, Request
 
 from engine_server.requests.pooling_params import PoolingParams
 from engine_server.server.api import openapi
-from engine_server.server.api.deadline import deadline
+from engine_server.server.api.context import request_context
 from engine_server.server.api.generation_request import parse_request
-from engine_server.server.api.models import served_model
 from engine_server.server.api.openai_answer import PromptUsage, prompt_response
 from engine_server.server.api.pooling.encode import Batch, encode
 from engine_server.server.api.pooling.prompts import input_prompts
@@ -68,17 +67,17 @@ def routes(host: EngineHost) -> APIRouter:
 async def create_classification(
     model: LoadedModel, request: ClassificationRequest, headers: Mapping[str, str]
 ) -> Response:
-    served = served_model(model, request.model, headers)
-    params = PoolingParams(
-        task="classify", use_activation=request.use_activation, timeout=deadline(request.timeout, headers)
-    )
+    context = request_context(model, request, headers)
+    params = PoolingParams(task="classify", use_activation=request.use_activation, timeout=context.timeout)
     request_id, created = request.answer_id("classify-"), int(time.time())
     prompts = await input_prompts(model, request)
-    batch = Batch(request_id, prompts, params, request.context(model, headers, served))
+    batch = Batch(request_id, prompts, params, context)
     outputs = await encode(model.engine, batch)
     data = [to_classification(model, index, output.outputs.probs) for index, output in enumerate(outputs)]
-    answer = ClassificationList(request_id, created, served.name, data, PromptUsage.of(batch.num_tokens))
-    return prompt_response(answer, batch.num_tokens, served.fingerprint)
+    answer = ClassificationList(
+        request_id, created, context.served.name, data, PromptUsage.of(batch.num_tokens)
+    )
+    return prompt_response(answer, batch.num_tokens, context.served.fingerprint)
 
 
 def to_classification(model: LoadedModel, index: int, probs: list[float]) -> Classification:

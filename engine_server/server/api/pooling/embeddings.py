@@ -12,10 +12,9 @@ from fastapi import APIRouter, Request
 from engine_server.contract.errors import ErrorCode
 from engine_server.requests.pooling_params import PoolingParams, prompt_before
 from engine_server.server.api import openapi
-from engine_server.server.api.deadline import deadline
+from engine_server.server.api.context import request_context
 from engine_server.server.api.fields import only
 from engine_server.server.api.generation_request import parse_request
-from engine_server.server.api.models import served_model
 from engine_server.server.api.openai_answer import PromptUsage, prompt_response
 from engine_server.server.api.pooling.encode import Batch, encode
 from engine_server.server.api.pooling.named_prompts import prompt_for
@@ -71,13 +70,13 @@ class EmbeddingRequest(VectorRequest):
     # The older name of use_activation.
     normalize: bool | None = None
 
-    def pooling_params(self, headers: Mapping[str, str]) -> PoolingParams:
+    def pooling_params(self, timeout: float | None) -> PoolingParams:
         return PoolingParams(
             task="embed",
             dimensions=self.dimensions,
             normalize=self.normalize,
             use_activation=self.use_activation,
-            timeout=deadline(self.timeout, headers),
+            timeout=timeout,
         )
 
 
@@ -115,13 +114,14 @@ def routes(host: EngineHost) -> APIRouter:
 async def create_embeddings(
     model: LoadedModel, request: EmbeddingRequest, headers: Mapping[str, str]
 ) -> Response:
-    served, params = served_model(model, request.model, headers), request.pooling_params(headers)
+    context = request_context(model, request, headers)
+    params = request.pooling_params(context.timeout)
     request_id, created = request.answer_id("embd-"), int(time.time())
     prompts = await input_prompts(model, request, request.prompt(model.pooling))
-    batch = Batch(request_id, prompts, params, request.context(model, headers, served))
+    batch = Batch(request_id, prompts, params, context)
     reserve_answer(model, params, batch, request.encoding_format)
     outputs = await encode(model.engine, batch)
     vectors = await encode_numbers(outputs, request.encoding_format or "float")
     data = [Embedding(index, vector) for index, vector in enumerate(vectors)]
-    answer = EmbeddingList(request_id, created, served.name, data, PromptUsage.of(batch.num_tokens))
-    return prompt_response(answer, batch.num_tokens, served.fingerprint)
+    answer = EmbeddingList(request_id, created, context.served.name, data, PromptUsage.of(batch.num_tokens))
+    return prompt_response(answer, batch.num_tokens, context.served.fingerprint)

@@ -7,19 +7,20 @@ import uuid
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from engine_server.contract.errors import ErrorCode
 from engine_server.engine.beam_search import all_or_none
 from engine_server.requests.errors import InvalidRequestError
+from engine_server.requests.submission import Submission
 from engine_server.server.http.errors import ApiError, refusal
 
 if TYPE_CHECKING:
     from engine_server.engine.async_llm import AsyncLLMEngine
     from engine_server.requests.outputs import PoolingRequestOutput
     from engine_server.requests.pooling_params import PoolingParams
-    from engine_server.server.api.pooling.context import RequestContext
     from engine_server.server.api.pooling.prompts import NamedPrompt
+    from engine_server.server.generation.request_context import RequestContext
 
 # Prompts of one request that are in the engine at the same time: more than a step takes, so that the next step's are
 # there when it ends, and few enough that other requests wait for none but these.
@@ -66,19 +67,11 @@ async def encode_one(
     engine: AsyncLLMEngine, batch: Batch, index: int, request_id: str
 ) -> PoolingRequestOutput[Any]:
     """Return the output of the prompt at `index`."""
-    (prompt, field), context = batch.prompts[index], batch.context
-    results = engine.encode(
-        prompt,
-        batch.params,
-        request_id,
-        context.lora,
-        context.trace_headers,
-        priority=context.priority,
-        caller=context.caller,
-    )
+    prompt, field = batch.prompts[index]
+    results = engine.outputs(Submission(request_id, prompt, batch.params, origin=batch.context.origin))
     async with aclosing(results):
         try:
-            output = await anext(results)
+            output = cast("PoolingRequestOutput[Any]", await anext(results))
         except InvalidRequestError as error:
             raise refusal(error, {"prompt": field, "prompt_token_ids": field}) from None
     raise_if_failed(output)

@@ -13,9 +13,8 @@ from engine_server.contract.bounds import POOLED_TOKENS
 from engine_server.contract.errors import ErrorCode
 from engine_server.requests.pooling_params import PoolingParams, PoolingTask
 from engine_server.server.api import openapi
-from engine_server.server.api.deadline import deadline
+from engine_server.server.api.context import request_context
 from engine_server.server.api.generation_request import parse_request
-from engine_server.server.api.models import served_model
 from engine_server.server.api.openai_answer import PromptUsage, prompt_response
 from engine_server.server.api.pooling.embeddings import VectorRequest
 from engine_server.server.api.pooling.encode import Batch, encode
@@ -36,12 +35,12 @@ class PooledRequest(VectorRequest):
 
     task: PoolingTask | None = None
 
-    def pooling_params(self, headers: Mapping[str, str]) -> PoolingParams:
+    def pooling_params(self, timeout: float | None) -> PoolingParams:
         return PoolingParams(
             task=self.task or "encode",
             dimensions=self.dimensions,
             use_activation=self.use_activation,
-            timeout=deadline(self.timeout, headers),
+            timeout=timeout,
         )
 
 
@@ -77,10 +76,11 @@ def routes(host: EngineHost) -> APIRouter:
 
 
 async def create_pooled(model: LoadedModel, request: PooledRequest, headers: Mapping[str, str]) -> Response:
-    served, params = served_model(model, request.model, headers), request.pooling_params(headers)
+    context = request_context(model, request, headers)
+    params = request.pooling_params(context.timeout)
     request_id, created = request.answer_id("pool-"), int(time.time())
     prompts = await input_prompts(model, request, request.prompt(model.pooling))
-    batch = Batch(request_id, prompts, params, request.context(model, headers, served))
+    batch = Batch(request_id, prompts, params, context)
     several = params.task == "encode" and len(prompts) > 1
     if several and (message := POOLED_TOKENS.exceeded(batch.num_tokens)):
         raise ApiError(ErrorCode.INVALID_VALUE, f"input: {message}", param="input")
@@ -88,5 +88,5 @@ async def create_pooled(model: LoadedModel, request: PooledRequest, headers: Map
     outputs = await encode(model.engine, batch)
     numbers = await encode_numbers(outputs, request.encoding_format or "float")
     data = [Pooled(index, one) for index, one in enumerate(numbers)]
-    answer = PooledList(request_id, created, served.name, data, PromptUsage.of(batch.num_tokens))
-    return prompt_response(answer, batch.num_tokens, served.fingerprint)
+    answer = PooledList(request_id, created, context.served.name, data, PromptUsage.of(batch.num_tokens))
+    return prompt_response(answer, batch.num_tokens, context.served.fingerprint)

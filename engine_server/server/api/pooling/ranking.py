@@ -16,10 +16,9 @@ from engine_server.contract.errors import ErrorCode
 from engine_server.engine.input.tokenizer import Truncation
 from engine_server.requests.validation import MAX_INT32
 from engine_server.server.api import openapi
-from engine_server.server.api.deadline import deadline
+from engine_server.server.api.context import request_context
 from engine_server.server.api.fields import check_bound
 from engine_server.server.api.generation_request import parse_request
-from engine_server.server.api.models import served_model
 from engine_server.server.api.openai_answer import PromptUsage, prompt_response
 from engine_server.server.api.pooling.request import PoolingRequest
 from engine_server.server.api.pooling.scoring import Scores, Scoring, score
@@ -190,7 +189,7 @@ def routes(host: EngineHost) -> APIRouter:
 
 
 async def create_scores(model: LoadedModel, request: ScoreRequest, headers: Mapping[str, str]) -> Response:
-    served, created = served_model(model, request.model, headers), int(time.time())
+    context, created = request_context(model, request, headers), int(time.time())
     first, second = request.fields()
     scoring = Scoring(
         request.answer_id("score-"),
@@ -199,18 +198,19 @@ async def create_scores(model: LoadedModel, request: ScoreRequest, headers: Mapp
         (first, second),
         request.limits(model.max_model_len),
         request.use_activation,
-        deadline(request.timeout, headers),
-        request.context(model, headers, served),
+        context,
         request.instruction,
     )
     scores = await score(model, scoring)
     data = [Score(index, value) for index, value in enumerate(scores.values)]
-    answer = ScoreList(scoring.request_id, created, served.name, data, PromptUsage.of(scores.num_tokens))
-    return prompt_response(answer, scores.num_tokens, served.fingerprint)
+    answer = ScoreList(
+        scoring.request_id, created, context.served.name, data, PromptUsage.of(scores.num_tokens)
+    )
+    return prompt_response(answer, scores.num_tokens, context.served.fingerprint)
 
 
 async def create_ranking(model: LoadedModel, request: RerankRequest, headers: Mapping[str, str]) -> Response:
-    served, documents = served_model(model, request.model, headers), request.documents or []
+    context, documents = request_context(model, request, headers), request.documents or []
     scoring = Scoring(
         request.answer_id("rerank-"),
         [request.query],
@@ -218,8 +218,7 @@ async def create_ranking(model: LoadedModel, request: RerankRequest, headers: Ma
         ("query", "documents"),
         request.limits(model.max_model_len),
         request.use_activation,
-        deadline(request.timeout, headers),
-        request.context(model, headers, served),
+        context,
         request.instruction,
     )
     scores = await score(model, scoring)
@@ -229,8 +228,10 @@ async def create_ranking(model: LoadedModel, request: RerankRequest, headers: Ma
         "billed_units": {"search_units": 1},
         "tokens": {"input_tokens": scores.num_tokens},
     }
-    answer = Ranking(scoring.request_id, served.name, results, PromptUsage.of(scores.num_tokens), meta)
-    return prompt_response(answer, scores.num_tokens, served.fingerprint)
+    answer = Ranking(
+        scoring.request_id, context.served.name, results, PromptUsage.of(scores.num_tokens), meta
+    )
+    return prompt_response(answer, scores.num_tokens, context.served.fingerprint)
 
 
 def rank(scores: Scores, documents: list[str], request: RerankRequest) -> list[Ranked]:

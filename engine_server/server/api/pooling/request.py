@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PlainValidator
 
@@ -13,17 +12,11 @@ from engine_server.contract.errors import ErrorCode
 from engine_server.engine.input.tokenizer import Truncation
 from engine_server.requests.validation import MAX_INT32
 from engine_server.server.api import fields
-from engine_server.server.api.caller import reported_caller
 from engine_server.server.api.chat.input import ChatInput
 from engine_server.server.api.content import media_of, refuse_media
 from engine_server.server.api.fields import Ignored, Items, only, prompt_list
 from engine_server.server.api.generation_request import ApiRequest
-from engine_server.server.api.pooling.context import RequestContext
 from engine_server.server.http.errors import ApiError
-
-if TYPE_CHECKING:
-    from engine_server.server.api.models import ServedModel
-    from engine_server.server.loaded_model import LoadedModel
 
 EncodingFormat = Literal["float", "base64"]
 
@@ -53,11 +46,6 @@ class PoolingRequest(ApiRequest):
     def answer_id(self, prefix: str) -> str:
         """Return the answer's id: the prefix and the client's own id, or a random one."""
         return prefix + (self.request_id or uuid.uuid4().hex)
-
-    def context(self, model: LoadedModel, headers: Mapping[str, str], served: ServedModel) -> RequestContext:
-        """Return what all prompts of the request have in common. Raises ApiError 400 for an invalid caller."""
-        caller = reported_caller(headers)
-        return RequestContext(self.priority or 0, model.trace_headers(headers), caller, served.lora)
 
     def truncation(self, context: int) -> Truncation:
         """Return the limits of a prompt. context: the model's, in tokens."""

@@ -24,7 +24,7 @@ from engine_server.server.api.pooling.prompts import (
 if TYPE_CHECKING:
     from engine_server.engine.input.tokenizer import Truncation
     from engine_server.requests.pooling_params import PoolingTask
-    from engine_server.server.api.pooling.context import RequestContext
+    from engine_server.server.generation.request_context import RequestContext
     from engine_server.server.loaded_model import LoadedModel
 
 
@@ -39,13 +39,12 @@ class Scoring:
     fields: tuple[str, str]
     truncation: Truncation
     use_activation: bool | None
-    timeout: float | None
     context: RequestContext
     # What makes a match; None: the model's default.
     instruction: str | None
 
     def batch(self, prompts: Sequence[NamedPrompt], task: PoolingTask) -> Batch:
-        params = PoolingParams(task=task, use_activation=self.use_activation, timeout=self.timeout)
+        params = PoolingParams(task=task, use_activation=self.use_activation, timeout=self.context.timeout)
         return Batch(self.request_id, prompts, params, self.context)
 
 

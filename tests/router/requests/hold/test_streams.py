@@ -7,7 +7,8 @@ import openai
 import pytest
 
 from engine_server.contract.api import Key
-from engine_server.contract.continuation import ReportedUsage, TokenReport
+from engine_server.contract.continuation import TokenReport
+from engine_server.contract.engine_report import ReportedUsage
 from engine_server.router.obstacle import Obstacle
 from engine_server.router.requests.hold.hold import HoldSettings
 from engine_server.router.routing.directory import Deployment

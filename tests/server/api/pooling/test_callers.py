@@ -55,7 +55,7 @@ def test_scope_and_priority_of_the_caller_reach_the_core(
 ) -> None:
     server = request.getfixturevalue(server_fixture)
     before = len(server.core.requests)
-    headers = {"Authorization": f"Bearer {KEY}", "Fairlead-Caller": CALLER.header()} | JSON
+    headers = {"Authorization": f"Bearer {KEY}", "Fairlead-Caller": CALLER.value()} | JSON
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
 
     connection.request("POST", path, json.dumps({"model": "m", "priority": 3} | fields), headers)
