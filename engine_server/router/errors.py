@@ -293,6 +293,12 @@ def no_answer(model: str, tries: int) -> RequestError:
     return RequestError(ErrorCode.NO_ANSWER, message, lines=[NO_RETRY])
 
 
+def compressed(model: str) -> RequestError:
+    """Return the error for a stream whose head names no encoding, and whose engines all compress; it is its end."""
+    message = f"The replicas of {quote(model)} compress their events, although they were asked not to"
+    return RequestError(ErrorCode.NO_ANSWER, message)
+
+
 def interrupted(model: str) -> RequestError:
     """Return the error for an answer that broke off; it is the last event of a stream."""
     return RequestError(

@@ -37,6 +37,7 @@ READ = KEPT | {
     b"access-control-request-headers",
     b"host",
     b"content-type",
+    b"content-encoding",
     b"retry-after",
     b"x-session-id",
     b"traceparent",

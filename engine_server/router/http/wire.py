@@ -14,6 +14,7 @@ from engine_server.router.http.limits import Limits
 REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 # A body of up to this size is copied behind its head, which costs less than sending two buffers.
 JOINED_BYTES = 16 * 1024
+IDENTITY_LINE = b"Accept-Encoding: identity\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
 PARTS_PER_LINE = 4
 PARTS_PER_KEPT = 2
@@ -136,6 +137,12 @@ class Request(msgspec.Struct):
     def path(self) -> bytes:
         """The target without its query, as it was received."""
         return self.target.partition(b"?")[0]
+
+    def decline_encodings(self) -> None:
+        """Ask engines for an answer without an encoding: the client has a head that names none."""
+        lines = self.lines.splitlines(keepends=True)
+        others = [line for line in lines if not line.lower().startswith(b"accept-encoding:")]
+        self.lines = b"".join([*others, IDENTITY_LINE])
 
     def message(self, lines: bytes = b"", body: bytes | None = None) -> Message:
         """Return the buffers to send to an engine, with further lines of the head, and `body` in place of its own.

@@ -29,7 +29,7 @@ from engine_server.router.requests.next_step import (
     next_step,
 )
 from engine_server.router.requests.observation import Observation
-from engine_server.router.requests.outcome import FINISHED, REFUSED, UNANSWERED, Outcome
+from engine_server.router.requests.outcome import FINISHED, REFUSED, UNANSWERED, UNFIT, Outcome
 from engine_server.router.requests.placement import Place, Placement
 from engine_server.router.requests.relay import Relay
 from engine_server.router.requests.watch import Watch
@@ -99,7 +99,7 @@ class Forwarder:
                     if relay.outcome is FINISHED:
                         choice.endpoint.failures_in_row = 0
                         return
-                    if relay.outcome is REFUSED:
+                    if relay.outcome in (REFUSED, UNFIT):
                         refused = relay
                     attempts = attempts.add(choice.endpoint)
                     step: Step = next_step(relay.result, self._placement.view(place, key.model), attempts)
@@ -153,6 +153,8 @@ class Forwarder:
         lines = route.request_lines + credentials
         if lifecycle.trace is not None:
             lifecycle.trace.inject(request)
+        if exchange.streaming:
+            request.decline_encodings()
         if request.packed is not None and not await unpack_body(exchange, request.packed):
             raise errors.interrupted(lifecycle.model)
         resumes = stream if stream is not None and stream.begun else None

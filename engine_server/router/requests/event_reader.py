@@ -78,6 +78,11 @@ class EventReader:
         return self._read_in_parts(data)
 
     @property
+    def begun(self) -> bool:
+        """True if the client has an event."""
+        return self._journal.begun
+
+    @property
     def ended(self) -> bool:
         """True if the client has the last event."""
         return self._journal.ended

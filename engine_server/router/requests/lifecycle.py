@@ -15,7 +15,7 @@ from engine_server.router.http.wire import Request
 from engine_server.router.metrics import Ended, Metrics
 from engine_server.router.rejections import Reason, Sender
 from engine_server.router.requests.access_log import Access, AccessLog, logged_path
-from engine_server.router.requests.charge import chargeable, estimated_tokens
+from engine_server.router.requests.charge import BYTES_PER_TOKEN, chargeable, estimated_tokens
 from engine_server.router.requests.journal import Journal
 from engine_server.router.routing.directory import Target
 from engine_server.router.routing.endpoint import Endpoint
@@ -67,6 +67,8 @@ class Lifecycle(msgspec.Struct):
     estimated: int = 0
     # The tokens of a whole answer; the journal has those of a stream.
     usage: ReportedUsage | None = None
+    # Bytes of a stream of compressed events.
+    compressed_bytes: int = 0
 
     def __enter__(self) -> Self:
         self.metrics.in_flight += 1
@@ -215,8 +217,10 @@ class Lifecycle(msgspec.Struct):
     def _estimated_usage(self) -> ReportedUsage:
         """Return the tokens of a request whose engine reported none: none if it did not work on the answer."""
         journal = self.journal
-        # An engine that reports no tokens sends about one event for each.
-        streamed = 0 if journal is None else max(journal.num_tokens, journal.events)
+        # An engine that reports no tokens sends about one event for each. Compressed ones can't be counted.
+        streamed = self.compressed_bytes // BYTES_PER_TOKEN
+        if journal is not None:
+            streamed = max(journal.num_tokens, journal.events)
         worked = self.endpoint is not None or streamed > 0
         if not worked or self.status not in (200, CLIENT_CLOSED_REQUEST):
             return NO_TOKENS

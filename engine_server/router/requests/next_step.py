@@ -160,6 +160,8 @@ def next_step(
             attempts = replace(attempts, unanswered=attempts.unanswered + 1)
         case Outcome.SILENT:
             attempts = replace(attempts, unanswered=attempts.unanswered + 1)
+        case Outcome.UNFIT:
+            attempts = replace(attempts, unfit=(*attempts.unfit, attempts.tried[-1]), refused=True)
         case Outcome.REFUSED if stream is not None and stream.begun:
             tried, unfit = attempts.tried, attempts.unfit
             if reason == ErrorCode.MODEL_MISMATCH:
@@ -243,6 +245,8 @@ def explain(refusal: Refusal, model: str, known: Sequence[str]) -> RequestError:
             return errors.no_replica(model, seconds=seconds, detail=text)
         case ErrorCode.MODEL_NOT_FOUND:
             return errors.not_served(model, known, text)
+        case None if refusal.status == 200:
+            return errors.compressed(model)
         case None if refusal.status == 503:
             return errors.no_replica(model, seconds=seconds, detail=text)
         case _:

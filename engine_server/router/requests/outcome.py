@@ -25,12 +25,15 @@ class Outcome(StrEnum):
     SILENT = "silent"
     # The engine answered with an error that another replica may not give. It is held: the client got nothing of it.
     REFUSED = "refused"
+    # The answer is a stream of compressed events, and the client has a head that names no encoding.
+    UNFIT = "unfit"
     # The answer broke off after some of it was sent to the client.
     INTERRUPTED = "interrupted"
 
 
 # The path of each request uses them: in Python 3.11 the lookup of a member costs as much as several calls.
 FINISHED, REFUSED, UNANSWERED = Outcome.FINISHED, Outcome.REFUSED, Outcome.UNANSWERED
+UNFIT = Outcome.UNFIT
 
 # Statuses of refusals. Others are passed on as they arrive: 501 and 504 would be the same at each replica.
 REFUSAL_STATUSES = frozenset((404, 409, 500, 502, 503))

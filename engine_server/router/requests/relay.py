@@ -27,6 +27,7 @@ from engine_server.router.requests.outcome import (
 )
 
 EVENT_STREAM = b"text/event-stream"
+UNENCODED = (b"", b"identity")
 # Answers with the `Fairlead-Model` of an adapter; further errors have that of the model itself.
 ADAPTER_STATUSES = (200, 409)
 
@@ -54,7 +55,12 @@ class Relay(Wait):
     chunked: bool = False
     # The engine marks the end of the answer by closing the connection.
     until_close: bool = False
-    # Set if the answer is a stream of server-sent events.
+    # The engine has reported a fingerprint, which engines of other makes have not.
+    has_fingerprint: bool = False
+    # The answer has an encoding, such as gzip. A stream of compressed events passes as it comes.
+    encoded: bool = False
+    compressed: bool = False
+    # Set if the answer is a stream of server-sent events that can be read.
     events: EventReader | None = None
     # Bytes for the client that the next flush sends.
     pending: list[bytes] = msgspec.field(default_factory=list)
@@ -86,8 +92,9 @@ class Relay(Wait):
 
     @property
     def refusal(self) -> Refusal:
-        """The refusal that was held; one that is too long has neither code nor message."""
-        body = self.refusal_body if len(self.refusal_body) <= MAX_REFUSAL_BYTES else b""
+        """The refusal that was held; one that is too long or encoded has neither code nor message."""
+        readable = len(self.refusal_body) <= MAX_REFUSAL_BYTES and not self.encoded
+        body = self.refusal_body if readable else b""
         return read_refusal(self.status, self.retry_after, body)
 
     def pass_on(self) -> None:
@@ -118,12 +125,15 @@ class Relay(Wait):
         exchange = self.exchange
         endpoint, adapter = self.lifecycle.endpoint, self.lifecycle.adapter
         streams = read.get(b"content-type", b"").startswith(EVENT_STREAM)
+        self.encoded = read.get(b"content-encoding", b"").lower() not in UNENCODED
+        self.compressed = streams and self.encoded
         if status in REFUSAL_STATUSES or (exchange.streaming and not (streams and status == 200)):
             self.held = True
             self.retry_after = read.get(b"retry-after")
         elif endpoint is not None:
             endpoint.refused = False
         report = EngineReport.parse(read)
+        self.has_fingerprint = bool(report.fingerprint)
         if report.num_invalid:
             self.lifecycle.metrics.rejections.add(Sender.ENGINE, Reason.OUT_OF_RANGE, report.num_invalid)
         if endpoint is not None:
@@ -132,6 +142,12 @@ class Relay(Wait):
             endpoint.record_report(report, adapter)
         if report.usage is not None:
             self.lifecycle.usage = report.usage
+        if exchange.streaming and self.compressed and not self.held:
+            self.held, self.outcome = True, Outcome.UNFIT
+            return
+        if streams and not exchange.streaming:
+            given = lines.lower()
+            lines += b"".join(line for name, line in UNBUFFERED.items() if name not in given)
         coded = b"transfer-encoding" in read
         if b"content-length" in read and not coded and status != 204:
             lines += b"Content-Length: %b\r\n" % read[b"content-length"]
@@ -140,13 +156,11 @@ class Relay(Wait):
             self.chunked = exchange.request.http11
             if self.chunked:
                 lines += b"Transfer-Encoding: chunked\r\n"
-            if streams and not self.held:
+            if streams and not (self.held or self.compressed):
                 self._begin_stream(report.fingerprint, report.settings)
                 if exchange.streaming:
                     return
                 exchange.streaming = True
-                given = lines.lower()
-                lines += b"".join(line for name, line in UNBUFFERED.items() if name not in given)
         self.pending.append(response_head(status, reason, lines, close=exchange.client.closing))
 
     def on_body(self, data: bytes) -> None:
@@ -170,6 +184,8 @@ class Relay(Wait):
                     self.lifecycle.metrics.rejections.add(Sender.ENGINE, Reason.NO_MEMORY)
                 self._interrupt()
         if data:
+            if self.compressed:
+                self.lifecycle.compressed_bytes += len(data)
             self.pending.append(chunk(data) if self.chunked else data)
 
     def on_end(self) -> None:

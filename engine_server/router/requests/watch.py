@@ -30,6 +30,9 @@ class WatchTimes:
     probe_timeout: float = 2.0
     # Silence after which a stream is broken off, whatever probes say. Engines send a comment every 15 s.
     stall: float = 45.0
+    # The same before the first event of an engine of another make, if it is longer: it sends its head at once, and no
+    # comments while a prompt waits. Compressed events are not seen at all.
+    first_event: float = 600.0
     # Silence in the middle of a refusal after which the rest of it is not waited for.
     refusal: float = 1.0
     # Silence after a client's deadline, at which the engine ends the answer, after which that is not waited for.
@@ -111,12 +114,21 @@ class Watch:
                     relay.break_off()
             elif min(silence, now - relay.lifecycle.deadline) >= times.grace:
                 relay.break_off()
-            elif relay.events is not None and silence >= times.stall:
-                self._break([relay], f"a stream was silent for {times.stall:g} s")
+            elif silence >= (longest := self._longest_silence(relay)):
+                self._break([relay], f"a stream was silent for {longest:g} s")
             elif silence >= times.silence:
                 assert relay.lifecycle.endpoint is not None
                 silent[relay.lifecycle.endpoint].append(relay)
         self._probe_silent(silent)
+
+    def _longest_silence(self, relay: Relay) -> float:
+        """Return the silence in seconds after which a stream is broken off, whatever probes say; inf: none is."""
+        times = self._times
+        if relay.events is None and not relay.compressed:
+            return inf
+        if relay.events is not None and (relay.has_fingerprint or relay.events.begun):
+            return times.stall
+        return max(times.stall, times.first_event)
 
     def _begin_anew(self, now: float) -> None:
         """Begin all silences at the time `now`, and the probes after them."""

@@ -93,6 +93,16 @@ def test_caller_pays_for_a_streams_reported_tokens_and_for_those_of_a_stream_tha
     assert cut.completion_tokens == 3 and 0 < cut.prompt_tokens < len(body)
 
 
+def test_caller_pays_for_a_stream_of_compressed_events_by_its_bytes():
+    caller = RecordingCaller()
+    with Lifecycle(Metrics(), msgspec.structs.replace(REQUEST, body=b"x" * 400)) as lifecycle:
+        lifecycle.admit(caller)
+        lifecycle.visit(Endpoint(Key("default", "m"), Address("h", 1)), 400)
+        lifecycle.record_answer(200)
+        lifecycle.compressed_bytes = 80
+    assert caller.used == [ReportedUsage(100, 20)]
+
+
 def test_caller_pays_at_most_what_a_request_can_use_for_a_stream_without_reports():
     caller = RecordingCaller()
     with Lifecycle(Metrics(), msgspec.structs.replace(REQUEST, body=b"x" * 100)) as lifecycle:

@@ -161,6 +161,16 @@ def broken_stream_cases():
         yield pytest.param(stuck, VIEW, Attempts(tried=(ONE, TWO)), ends, id=f"stuck after {code}")
 
 
+def unfit_cases():
+    """Streams of compressed events, for which a client's head has no name."""
+    for stream in (HEAD, BEGUN):
+        expected = Retry(attempts=after("unfit", refused=True, unfit=(TWO,)))
+        id_ = f"unfit, {'begun' if stream.begun else 'head'}"
+        yield pytest.param(
+            AttemptResult(Outcome.UNFIT, None, stream), VIEW, Attempts(tried=(ONE, TWO)), expected, id=id_
+        )
+
+
 def result(outcome: Outcome, **fields: Any) -> AttemptResult:
     return AttemptResult(outcome, **fields)
 
@@ -326,6 +336,7 @@ CASES = {
         *(pytest.param(*case, id=name) for name, case in CASES.items()),
         *refusal_cases(),
         *broken_stream_cases(),
+        *unfit_cases(),
     ],
 )
 def test_next_step(result, view, attempts, step):
@@ -333,7 +344,7 @@ def test_next_step(result, view, attempts, step):
 
 
 def test_every_outcome_but_a_finished_one_has_a_step():
-    tried = {case[0].outcome for case in CASES.values()} | {Outcome.REFUSED}
+    tried = {case[0].outcome for case in CASES.values()} | {Outcome.REFUSED, Outcome.UNFIT}
     assert tried == set(Outcome) - {Outcome.FINISHED}
 
 

@@ -58,14 +58,16 @@ class Clock:
         self._results.put_nowait(status)
         await until_async(lambda: self.sent > before)
 
-    def begin(self, *, streams: bool) -> Relay:
-        """Return an attempt whose engine says nothing from now on."""
+    def begin(self, *, streams: bool, **lines: str) -> Relay:
+        """Return an attempt whose engine says nothing from now on. lines: more of its head."""
         request = Request(b"POST", b"/v1/completions", b"", {}, b"{}", http11=True, last=False, id=b"id")
         relay = Relay(Exchange(Client(), request), Lifecycle(Metrics(), request))
         relay.lifecycle.endpoint = self.endpoint
         if streams:
             fields = Fields(ANSWER_FIELDS)
             fields.add(b"Content-Type", b"text/event-stream")
+            for name, value in lines.items():
+                fields.add(name.replace("_", "-").encode(), value.encode())
             relay.on_head(200, b"OK", fields)
             relay.flush()
         self.watch.open.add(relay)
@@ -78,6 +80,29 @@ class Clock:
         while self.now < end:
             self.now += self.times.sweep
             self.watch.sweep(self.now)
+
+
+@pytest.mark.parametrize(
+    ("lines", "event", "seconds"),
+    [
+        ({"Fairlead_Model": "w"}, b"", 45.0),
+        ({}, b"", 600.0),
+        ({}, b"data: {}\n\n", 45.0),
+        ({"Content_Encoding": "gzip"}, b"\x1f\x8b", 600.0),
+    ],
+    ids=["ours", "another make", "another make, after its first event", "compressed"],
+)
+async def test_silent_stream_is_broken_off_though_probes_are_answered(monkeypatch, lines, event, seconds):
+    clock = Clock(monkeypatch)
+    relay = clock.begin(streams=True, **lines)
+    if event:
+        relay.on_body(event)
+        relay.flush()
+        clock.watch.sweep(clock.now)
+    clock.pass_seconds(seconds - 1.0)
+    assert relay.outcome is None
+    clock.pass_seconds(1.0)
+    assert relay.outcome is Outcome.INTERRUPTED
 
 
 @pytest.mark.parametrize("streams", [True, False])
