@@ -7,7 +7,7 @@ from msgspec.structs import asdict
 
 from engine_server.contract.engine_report import ReportedLoad
 from engine_server.router.routing.directory import Directory, Route
-from engine_server.router.routing.endpoint import Endpoint
+from engine_server.router.routing.endpoint import Address, Endpoint
 from engine_server.router.routing.health import Health
 from engine_server.router.routing.policies.registry import policy_name
 
@@ -30,6 +30,8 @@ class EndpointState(msgspec.Struct, frozen=True, omit_defaults=True):
     engine_model: str = ""
     engine_load: dict[str, float] | None = None
     engine_streams: str = ""
+    # The name of the DNS by which the address was found.
+    name: str = ""
 
 
 class AdapterState(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -93,6 +95,7 @@ class EndpointsPage:
             endpoint.fingerprints.get("", b"").decode("latin-1"),
             load,
             endpoint.stream_settings.decode(),
+            endpoint.address.name if isinstance(endpoint.address, Address) else "",
         )
 
     def _state(self, endpoint: Endpoint, *, is_full: bool) -> str:

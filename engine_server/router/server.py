@@ -44,6 +44,7 @@ from engine_server.router.routing.endpoint import Endpoint
 from engine_server.router.routing.health import DEFAULT_TIMES, Health, ProbeTimes
 from engine_server.router.routing.key import DEFAULT_PREFIX_CHARS
 from engine_server.router.routing.selection import Selector
+from engine_server.router.sources.names import NamedEndpoints
 from engine_server.router.sources.source import Source
 from engine_server.shared.hosts import hosts_of
 
@@ -128,8 +129,9 @@ class Server:
         self._watch = Watch(self._health, settings.watch)
         self._packer = BodyPacker(self._watch.open)
         self._directory = Directory(settings.policy, on_added=self._health.add, on_removed=self._forget)
+        self._endpoints = NamedEndpoints(self._directory)
         for deployment in deployments:
-            self._directory.put(deployment)
+            self._endpoints.put(deployment)
         self._hold = Hold(settings.hold, self._directory, self._health)
         metrics = Metrics()
         self._outputs = outputs = outputs or Outputs()
@@ -200,9 +202,9 @@ class Server:
         internal = self._internal_clients.listen(host, metrics_port)
         on_listening(listener.port, internal.port)
         async with asyncio.TaskGroup() as tasks:
-            background = [tasks.create_task(source.run(self._directory)) for source in self._sources]
+            background = [tasks.create_task(source.run(self._endpoints)) for source in self._sources]
             background += [tasks.create_task(c.sweep()) for c in (self._clients, self._internal_clients)]
-            for part in (self._hold, self._callers, self._peers, self._watch, self._packer):
+            for part in (self._endpoints, self._hold, self._callers, self._peers, self._watch, self._packer):
                 background.append(tasks.create_task(part.run()))
             await self._leaving.wait()
             with suppress(TimeoutError):
@@ -236,7 +238,8 @@ class Server:
     def _readiness(self) -> str:
         if self._leaving.is_set():
             return "draining"
-        return "ready" if all(source.synced for source in self._sources) else "starting"
+        synced = self._endpoints.synced and all(source.synced for source in self._sources)
+        return "ready" if synced else "starting"
 
     def _forget(self, endpoint: Endpoint) -> None:
         self._health.remove(endpoint)

@@ -48,6 +48,7 @@ class Engine:
     # Accepts connections and answers no probe, as a stopped process does.
     mute: bool = False
     port: int = 0
+    host: str = "127.0.0.1"
     # Listened on in place of the port.
     socket: Path | None = None
     received: list[Received] = field(default_factory=list)
@@ -60,13 +61,13 @@ class Engine:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}" if self.socket is None else f"unix:{self.socket}"
+        return f"http://{self.host}:{self.port}" if self.socket is None else f"unix:{self.socket}"
 
     async def start(self) -> "Engine":
         if self.socket is not None:
             self.server = await asyncio.start_unix_server(self.serve, self.socket, limit=2**26)
             return self
-        self.server = await asyncio.start_server(self.serve, "127.0.0.1", self.port, limit=2**26)
+        self.server = await asyncio.start_server(self.serve, self.host, self.port, limit=2**26)
         self.port = self.server.sockets[0].getsockname()[1]
         return self
 
@@ -135,8 +136,15 @@ async def answer(engine: Engine, request: Received, writer: asyncio.StreamWriter
 async def start_engine() -> AsyncIterator[Callable[..., Awaitable[Engine]]]:
     engines: list[Engine] = []
 
-    async def start(behave=answer, *, ready: bool = True, socket: Path | None = None) -> Engine:
-        engine = await Engine(behave, ready, socket=socket).start()
+    async def start(
+        behave=answer,
+        *,
+        ready: bool = True,
+        socket: Path | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+    ) -> Engine:
+        engine = await Engine(behave, ready, socket=socket, host=host, port=port).start()
         engines.append(engine)
         return engine
 

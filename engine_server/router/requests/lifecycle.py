@@ -193,7 +193,7 @@ class Lifecycle(msgspec.Struct):
             model=self.model,
             deployment="" if self.deployment is None else str(self.deployment),
             adapter=self.adapter,
-            endpoint="" if self.endpoint is None else str(self.endpoint.address),
+            endpoint="" if self.endpoint is None else self.endpoint.address.described,
             attempts=self.attempts,
             prompt_tokens=None if usage is None else usage.prompt_tokens,
             completion_tokens=None if usage is None else usage.completion_tokens,

@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import NamedTuple, Self, TypeVar
 from urllib.parse import urlsplit
@@ -27,14 +28,22 @@ ProtocolT = TypeVar("ProtocolT", bound=asyncio.BaseProtocol)
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-class Address(NamedTuple):
+@dataclass(frozen=True, slots=True, order=True)
+class Address:
     """Host and port of an engine, or of another router."""
 
     host: str
     port: int
+    # That of the DNS by which the host was found, if it was.
+    name: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         return f"http://{authority(self.host, self.port)}"
+
+    @property
+    def described(self) -> str:
+        """The address as logs have it: with its name."""
+        return f"{self} ({self.name})" if self.name else str(self)
 
     @classmethod
     def parse(cls, url: str) -> Self:
@@ -54,7 +63,11 @@ class Address(NamedTuple):
 
     def attributes(self) -> dict[str, str | int]:
         """Return the address as attributes of a span."""
-        return {"server.address": self.host, "server.port": self.port}
+        attributes: dict[str, str | int] = {
+            "server.address": self.name or self.host,
+            "server.port": self.port,
+        }
+        return attributes | ({"network.peer.address": self.host} if self.name else {})
 
 
 class SocketPath(NamedTuple):
@@ -64,6 +77,11 @@ class SocketPath(NamedTuple):
 
     def __str__(self) -> str:
         return f"{SCHEME}{self.path}"
+
+    @property
+    def described(self) -> str:
+        """The address as logs have it."""
+        return str(self)
 
     @classmethod
     def parse(cls, address: str) -> Self:

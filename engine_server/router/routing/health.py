@@ -129,7 +129,7 @@ class Health:
             self._hasten_probes(endpoint.deployment)
 
     def _record_ejection(self, endpoint: Endpoint, reason: str, cause: Cause) -> None:
-        log.warning("ejected endpoint %s of %s: %s", endpoint.address, endpoint.deployment, reason)
+        log.warning("ejected endpoint %s of %s: %s", endpoint.address.described, endpoint.deployment, reason)
         self.ejections[cause] += 1
         endpoint.ejected_for = reason
 
@@ -161,7 +161,7 @@ class Health:
             interval = max(2.0 * interval, self._times.shortest)
         del self.down[endpoint]
         endpoint.begin_ramp(perf_counter())
-        log.info("endpoint %s of %s is ready", endpoint.address, endpoint.deployment)
+        log.info("endpoint %s of %s is ready", endpoint.address.described, endpoint.deployment)
 
     def _longest_interval(self, endpoint: Endpoint) -> float:
         starting = endpoint.ejected_at == 0.0

@@ -8,8 +8,9 @@ from pathlib import Path
 from engine_server.contract.api import Key
 from engine_server.contract.endpoints_file import EndpointsFile, FileAdapter, FileDeployment
 from engine_server.router.metrics import WatchState
-from engine_server.router.routing.directory import Adapter, Deployment, Directory
+from engine_server.router.routing.directory import Adapter, Deployment
 from engine_server.router.routing.endpoint import READY_PATH, parse_engine_address, parse_ready_path
+from engine_server.router.sources.source import Deployments
 from engine_server.router.watched_file import POLL_SECONDS, WatchedFile
 
 log = logging.getLogger(__name__)
@@ -56,13 +57,13 @@ class FileSource:
         """Return nothing: a file needs no watch."""
         return ()
 
-    async def run(self, directory: Directory) -> None:
+    async def run(self, directory: Deployments) -> None:
         """Poll the file for changes until cancelled."""
         while True:
             self.refresh(directory)
             await asyncio.sleep(POLL_SECONDS)
 
-    def refresh(self, directory: Directory) -> None:
+    def refresh(self, directory: Deployments) -> None:
         """Apply the file to the directory if it has changed since the last call."""
         try:
             content = self._file.read_if_changed()

@@ -3,8 +3,21 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from engine_server.contract.api import Key
 from engine_server.router.metrics import WatchState
-from engine_server.router.routing.directory import Directory
+from engine_server.router.routing.directory import Deployment
+
+
+class Deployments(Protocol):
+    """Takes the deployments of sources: a directory, or what stands before it."""
+
+    def put(self, deployment: Deployment) -> None:
+        """Add a deployment, or replace the one with its key."""
+        ...
+
+    def remove(self, key: Key) -> None:
+        """Remove the deployment with this key, if there is one."""
+        ...
 
 
 class Source(Protocol):
@@ -19,6 +32,6 @@ class Source(Protocol):
         """Return the state of the watches that the source depends on."""
         ...
 
-    async def run(self, directory: Directory) -> None:
+    async def run(self, directory: Deployments) -> None:
         """Apply changes to the directory until cancelled."""
         ...

@@ -24,9 +24,9 @@ def test_refuses_a_url_that_is_not_http_host_port(url):
 @pytest.mark.parametrize(
     ("url", "parsed", "shown"),
     [
-        ("http://h:1/", ("h", 1), "http://h:1"),
-        ("http://[::1]:8", ("::1", 8), "http://[::1]:8"),
-        ("http://h", ("h", 80), "http://h:80"),
+        ("http://h:1/", Address("h", 1), "http://h:1"),
+        ("http://[::1]:8", Address("::1", 8), "http://[::1]:8"),
+        ("http://h", Address("h", 80), "http://h:80"),
     ],
 )
 def test_parses_a_url_and_shows_it_in_full(url, parsed, shown):

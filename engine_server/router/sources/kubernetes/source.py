@@ -13,12 +13,13 @@ from engine_server.contract.kubernetes_objects import Identity
 from engine_server.contract.labels import HTTP_PORT_NAME, LLMDEPLOYMENT_LABEL
 from engine_server.contract.served_names import claimable, is_printable
 from engine_server.router.metrics import WatchState
-from engine_server.router.routing.directory import Adapter, Deployment, Directory
+from engine_server.router.routing.directory import Adapter, Deployment
 from engine_server.router.routing.endpoint import Address
 from engine_server.router.sources.kubernetes.access import Access
 from engine_server.router.sources.kubernetes.objects import LLMDeployment
 from engine_server.router.sources.kubernetes.start import ScaleFromZero, find_obstacle
 from engine_server.router.sources.kubernetes.watch import Watch
+from engine_server.router.sources.source import Deployments
 
 
 class KubernetesSource:
@@ -67,7 +68,7 @@ class KubernetesSource:
             WatchState(kind, namespace, watch.age, watch.failures) for kind, namespace, watch in self._watches
         ]
 
-    async def run(self, directory: Directory) -> None:
+    async def run(self, directory: Deployments) -> None:
         """Apply changes to the directory until cancelled."""
         self._directory = directory
         async with aiohttp.ClientSession() as self.session:
