@@ -45,15 +45,15 @@ if TYPE_CHECKING:
     from engine_server.server.generation.tool_use import AnswerStyle
     from engine_server.server.settings import ApiSettings
 
-# Fields that SamplingParams has by the same name.
-SAMPLING_FIELDS = (
-    "n", "best_of", "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "top_k",
-    "min_p", "seed", "logit_bias", "bad_words", "allowed_token_ids", "stop_token_ids", "min_tokens", "ignore_eos",
-    "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output", "detokenize",
-    "logits_processors", "prompt_logprobs", "timeout",
-)  # fmt: skip
-# Those that a beam search takes; it refuses the others.
-BEAM_SEARCH_FIELDS = ("n", "temperature", "seed", "ignore_eos", "include_stop_str_in_output")
+# Parameters of the engine that are not the request's field of the same name, but made of it and others.
+MADE_OTHERWISE = {"max_tokens", "stop", "logprobs", "structured_outputs", "truncate_prompt_tokens"}
+
+
+class TakenByBeams:
+    """Marks a field of SamplingParams that a beam search takes too; it refuses the others."""
+
+
+BEAMS = TakenByBeams()
 
 
 class ApiRequest(BaseModel):
@@ -91,11 +91,11 @@ class GenerationRequest(ApiRequest):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
-    temperature: float | None = None
+    temperature: Annotated[float | None, BEAMS] = None
     top_p: float | None = None
-    seed: Annotated[int, Field(ge=MIN_INT64, le=MAX_INT64)] | None = None
+    seed: Annotated[Annotated[int, Field(ge=MIN_INT64, le=MAX_INT64)] | None, BEAMS] = None
     stop: Annotated[list[str], PlainValidator(stop_strings)] = []
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    n: Annotated[Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None, BEAMS] = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: Annotated[dict[int, float] | None, PlainValidator(token_biases)] = None
@@ -117,19 +117,19 @@ class GenerationRequest(ApiRequest):
     ) = None
     allowed_token_ids: Annotated[TokenIds, Field(max_length=bounds.ALLOWED_TOKENS.limit)] | None = None
     min_tokens: int | None = None
-    ignore_eos: bool | None = None
+    ignore_eos: Annotated[bool | None, BEAMS] = None
     stop_token_ids: Annotated[TokenIds, Field(max_length=bounds.STOP_TOKENS.limit)] | None = None
     detokenize: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
-    include_stop_str_in_output: bool | None = None
+    include_stop_str_in_output: Annotated[bool | None, BEAMS] = None
     logits_processors: Items[str] | None = None
     prompt_logprobs: int | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
     truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool | None = None
     priority: Annotated[int, Field(ge=MIN_INT64, le=MAX_INT64)] | None = None
-    timeout: float | None = None
+    timeout: Annotated[float | None, BEAMS] = None
     request_id: Annotated[str, AfterValidator(fields.request_id)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     return_token_ids: bool | None = None
@@ -159,6 +159,12 @@ class GenerationRequest(ApiRequest):
     kv_transfer_params: Annotated[Any, only()] = None
     ec_transfer_params: Annotated[Any, only()] = None
     vllm_xargs: Annotated[Any, only({})] = None
+
+    @staticmethod
+    def sampling_fields() -> Sequence[str]:
+        """Return the shared fields that are parameters of the engine under the same names."""
+        shared = GenerationRequest.model_fields.keys() & SamplingParams.__struct_fields__
+        return [name for name in SamplingParams.__struct_fields__ if name in shared - MADE_OTHERWISE]
 
     @property
     def streams(self) -> bool:
@@ -268,8 +274,8 @@ class GenerationRequest(ApiRequest):
         given += ["thinking_token_budget"] if self.reasoning_budget is not None else []
         given += [
             name
-            for name in SAMPLING_FIELDS
-            if name not in BEAM_SEARCH_FIELDS
+            for name in self.sampling_fields()
+            if BEAMS not in type(self).model_fields[name].metadata
             and getattr(self, name) not in (None, getattr(defaults, name), [], {})
         ]
         if given:
@@ -315,7 +321,7 @@ class GenerationRequest(ApiRequest):
 
     def shared_parameters(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
         """Return the engine's parameters that mean the same in all APIs. Raises InvalidRequestError."""
-        given = {name: getattr(self, name) for name in SAMPLING_FIELDS}
+        given = {name: getattr(self, name) for name in self.sampling_fields()}
         return {
             **defaults,
             **{name: value for name, value in given.items() if value is not None},
