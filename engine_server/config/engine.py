@@ -57,7 +57,11 @@ class EngineConfig(msgspec.Struct, frozen=True):
     def as_started(self, facts: StartFacts) -> Self:
         """Return the config with what the core knows once the model is loaded."""
         cache = msgspec.structs.replace(
-            self.cache_config, num_gpu_blocks=facts.num_blocks, bytes_per_token=facts.bytes_per_token or None
+            self.cache_config,
+            num_gpu_blocks=facts.num_blocks,
+            bytes_per_token=facts.bytes_per_token or None,
+            num_state_slots=facts.num_state_slots or None,
+            bytes_per_state=facts.bytes_per_state or None,
         )
         model = msgspec.structs.replace(self.model_config, batch_invariant=facts.batch_invariant)
         if model.fit_max_model_len and facts.num_blocks:

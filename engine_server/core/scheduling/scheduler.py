@@ -8,6 +8,7 @@ from engine_server.config import SchedulerConfig
 from engine_server.core.adapters.adapter_pools import NO_POOLS, AdapterPools
 from engine_server.core.cache.block_table import BlockTable
 from engine_server.core.scheduling.batch import Batch, Scheduled, by_request, num_tokens, sampled_part
+from engine_server.core.scheduling.checkpoints import Checkpoints
 from engine_server.core.scheduling.draft_counts import DraftCounts
 from engine_server.core.scheduling.request import UNKNOWN, Refusal, Request
 from engine_server.core.scheduling.rows import Rows
@@ -57,6 +58,7 @@ class Scheduler:
         self.rope_regime = rope_regime
         self.adapters = adapters
         self.rows = rows
+        self._checkpoints = Checkpoints(table, enable_prefix_caching and config.enable_chunked_prefill)
         self.waiting = waiting_requests(config.policy)
         self.running: list[Request] = []
         self.requests: dict[str, Request] = {}
@@ -121,7 +123,7 @@ class Scheduler:
                 continue
             if request.last_result_launched:
                 continue
-            count = self._chunk(request.pending, budget)
+            count = self._checkpoints.cut(request, request.computed, self._chunk(request.pending, budget))
             if count and self._make_room(request, count, batch):
                 drafts = self._fitting_drafts(request, spare)
                 self._take(request, count, batch, drafts)
@@ -129,7 +131,7 @@ class Scheduler:
                 spare -= len(drafts)
         # After a preemption nothing is admitted, or the preempted request would take its blocks back.
         while self._num_preemptions == preempted and budget:
-            first = self.waiting.first(self.adapters)
+            first = self.waiting.first(self.adapters, self._awaits_state)
             if first is None or not self._admit(first, budget, batch):
                 break
             budget -= batch[-1].num_tokens
@@ -282,11 +284,15 @@ class Scheduler:
         total, hashes = len(request.token_ids), self._known_hashes(request)
         cached = self.table.num_cached(hashes)
         count = self._chunk(total - cached, budget)
+        too_long = whole and count < total - cached
+        request.checkpoints = self._checkpoints.columns(request, hashes, cached)
+        count = self._checkpoints.cut(request, cached, count)
         num_blocks = self.table.num_missing(hashes, cached, cached + count, total)
-        if (whole and count < total - cached) or not self.table.has_free(num_blocks):
+        if too_long or not self.table.has_free(num_blocks):
             request.refusal = Refusal(total - cached, num_blocks, self._num_admitted)
             return False
         self._num_admitted += 1
+        self._checkpoints.enter(request, hashes, cached)
         row = self.table.open(hashes, cached)
         self.table.grow(row, cached, cached + count, total)
         self.waiting.remove(request)
@@ -312,6 +318,12 @@ class Scheduler:
             return False
         too_long = whole and self._chunk(refusal.num_tokens, budget) < refusal.num_tokens
         return too_long or not self.table.has_free(refusal.num_blocks)
+
+    def _awaits_state(self, request: Request) -> bool:
+        """Return True if a request waits for the state that a running one will leave at the end of its prefix."""
+        return self._checkpoints.enabled and self._checkpoints.awaited_by(
+            request, self._known_hashes(request)
+        )
 
     def _chunk(self, num_tokens: int, budget: int) -> int:
         """Return how many of a request's `num_tokens` uncomputed tokens a step takes."""
@@ -372,7 +384,9 @@ class Scheduler:
             if full > self.table.num_published(request.row):
                 request.hash_blocks(full, self.table.block_size)
                 end = request.computed + count
-                self.table.publish(request.row, request.hashes, full, request.computed, end)
+                self.table.publish(
+                    request.row, request.hashes, full, request.computed, end, request.checkpoints
+                )
         if count > 1 or not samples:
             self._order = None  # the request may have become a decoding one
         if samples:

@@ -16,6 +16,7 @@ from engine_server.modeling.formats.weight_format import as_loaded
 from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet
 from engine_server.modeling.layers.misfits import misfits
 from engine_server.modeling.loader.backbone import backbone
+from engine_server.modeling.loader.layer_types import attending_layers
 from engine_server.modeling.loader.probe import Probe, run
 from engine_server.modeling.loader.refusal import ERRORS
 from engine_server.modeling.loader.sample import WINDOW, shortened_settings
@@ -34,7 +35,7 @@ class Trial:
     """A search for the versions of ours that don't change the output of a two-layer copy."""
 
     def __init__(self, copy: PreTrainedModel, kernels: KernelSet, device: torch.device) -> None:
-        """copy: see `sample_copy`, with attention that calls our hook. Raises UnsupportedModelError if it can't run."""
+        """copy: see `sample_copy`, with our attention and recurrences. Raises UnsupportedModelError if it can't run."""
         self.device = device
         self._setup = Setup(kernels, device, as_loaded)
         self._plain = copy
@@ -120,7 +121,7 @@ class Trial:
         """
         copy, seen = nn.Module.float(deepcopy(self._plain)), Probe()
         found = run(backbone(copy), seen, POSITIONS, self.device, {})
-        layers = copy.config.get_text_config().num_hidden_layers
+        layers = attending_layers(copy.config.get_text_config())
         seen.check_calls(f"a copy of {type(copy).__name__}", layers, numbered=False)
         if original is None:
             return
