@@ -238,8 +238,10 @@ class BlockTable:
             columns, published = self._columns[kind][row], self._published[kind]
             end = min(count, spec.readable(computed, num_tokens) // self.block_size)
             for column in range(published[row], end):
-                # It may have been released before its tokens were known, and not each column has a state.
-                if column in columns and self.ids[kind, row, column] != NO_UNIT:
+                # It may have been released before its tokens were known. A state is that of a column's end if the row
+                # has stopped there; in an earlier column the row's state may be one within the column.
+                stopped = not spec.is_state or (column + 1) * self.block_size == computed
+                if column in columns and stopped:
                     block_id, key = int(self.ids[kind, row, column]), (kind, hashes[column])
                     self.pool_of[kind].publish(block_id, key)
                     if spec.is_state:

@@ -379,19 +379,21 @@ class Scheduler:
         for start, draft in enumerate(others, request.computed + count):
             batch.append(Scheduled(request, request.row, start, 1, True, draft))
         if self.enable_prefix_caching:
-            known = min(request.computed + count, request.num_known)
-            full = known // self.table.block_size
-            if full > self.table.num_published(request.row):
-                request.hash_blocks(full, self.table.block_size)
-                end = request.computed + count
-                self.table.publish(
-                    request.row, request.hashes, full, request.computed, end, request.checkpoints
-                )
+            end = request.computed + count
+            self._publish(request, min(end, request.num_known), request.computed, end)
         if count > 1 or not samples:
             self._order = None  # the request may have become a decoding one
         if samples:
             steady_until = self.table.steady_until(request.row, self.enable_prefix_caching)
             request.steady_until = min(request.max_length - 1, steady_until)
+
+    def _publish(self, request: Request, known: int, computed: int, end: int) -> None:
+        """Publish the blocks of a request's first `known` tokens, in a step that computes from `computed` to `end`."""
+        assert request.row is not None
+        full = known // self.table.block_size
+        if full > self.table.num_published(request.row):
+            request.hash_blocks(full, self.table.block_size)
+            self.table.publish(request.row, request.hashes, full, computed, end, request.checkpoints)
 
     def _make_room(self, request: Request, num_tokens: int, batch: Batch) -> bool:
         """Take blocks for a request's next tokens, preempting requests while there are too few.
@@ -461,6 +463,8 @@ class Scheduler:
         self.running.remove(request)
         self._order = None
         self.adapters.leave(request.adapters)
+        if self._checkpoints.enabled:  # a state is published a step later than blocks
+            self._publish(request, min(computed, request.num_known), computed, computed)
         freed = self.table.close(request.row, computed)
         if self.rows is not None:
             self.rows.close(request.row)

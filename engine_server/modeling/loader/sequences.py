@@ -34,21 +34,14 @@ def check_sequences(copy: PreTrainedModel, platform: Platform) -> None:
     """Raise UnsupportedModelError if a recurrent model's tokens depend on another sequence, or on a prompt's cuts.
 
     The error names the class of the first module whose outputs differ although its inputs agree. copy: with our
-    attention and recurrences; of a model without recurrences nothing is checked.
+    attention and recurrences.
     """
     model = backbone(nn.Module.float(deepcopy(copy)))
-    sites, shapes = StepRecurrence(), Probe()
-    expected: list[Trace] = []
+    sites, seen = StepRecurrence(), Probe()
+    alone = ForwardContext(seen, recurrence=sites)
     with refused_by_name(type(copy).__name__):
-        for prompt in PROMPTS:
-            first = Probe()
-            expected.append(traced(model, ForwardContext(first, recurrence=sites), [prompt], [0], platform))
-            shapes = first
-            if not sites.shapes:
-                return
-        layers = [
-            shapes.shapes.get(layer) for layer in range(copy.config.get_text_config().num_hidden_layers)
-        ]
+        expected = [traced(model, alone, [prompt], [0], platform) for prompt in PROMPTS]
+        layers = [seen.shapes.get(layer) for layer in range(copy.config.get_text_config().num_hidden_layers)]
         layout = lay_out(layers, longest=BLOCK_SIZE)
         sizes = [len(PROMPTS)] * layout.num_pools
         attention = TorchAttention(layout, sizes, BLOCK_SIZE, torch.float32, platform)
@@ -105,28 +98,34 @@ def recorded(model: nn.Module) -> Iterator[Trace]:
 
 
 def compare(name: str, alone: Sequence[Trace], chunks: Sequence[Trace]) -> None:
-    """Raise UnsupportedModelError for the first module that computed other results in the flat batch."""
-    parts = [(0, CUT), (CUT, None)]
-    spans, start = [], [0, 0]
+    """Raise UnsupportedModelError for the first module that computed other results from the same inputs.
+
+    name: of the model; alone: the trace of each prompt; chunks: that of the flat batch up to the cut, and after it.
+    """
+    # By prompt and chunk: the tokens within the prompt, and within the chunk.
+    places, starts = [], [0, 0]
     for prompt in PROMPTS:
-        own = [(start[0], start[0] + CUT), (start[1], start[1] + len(prompt) - CUT)]
-        start = [own[0][1], own[1][1]]
-        spans.append(own)
+        own = [slice(0, CUT), slice(CUT, len(prompt))]
+        lengths = [CUT, len(prompt) - CUT]
+        places.append(
+            [(own[chunk], slice(starts[chunk], starts[chunk] + lengths[chunk])) for chunk in (0, 1)]
+        )
+        starts = [start + length for start, length in zip(starts, lengths, strict=True)]
     for calls in zip(*alone, *chunks, strict=True):
-        kind = calls[0][0]
-        for number, (_, given, made) in enumerate(calls[: len(PROMPTS)]):
-            if len(made) != len(PROMPTS[number]):
-                continue  # not a result for each token
-            flat = [call[1:] for call in calls[len(PROMPTS) :]]
-            for (first, last), (begin, end), (got, output) in zip(parts, spans[number], flat, strict=True):
-                if not agree(output[begin:end], made[first:last]):
-                    reason = "computes"
-                    if not agree(got[begin:end], given[first:last]):
-                        reason = "gets"
-                    raise UnsupportedModelError(
-                        f"{kind} of {name} {reason} other results for a sequence beside others than alone; it would "
-                        "be computed wrongly"
-                    )
+        for number, prompt in enumerate(PROMPTS):
+            kind, given, made = calls[number]
+            if len(given) != len(prompt) or len(made) != len(prompt):
+                continue  # not one for each token
+            pairs = [
+                (flat[1][within], given[own], flat[2][within], made[own])
+                for flat, (own, within) in zip(calls[len(PROMPTS) :], places[number], strict=True)
+            ]
+            same_inputs = all(agree(found, expected) for found, expected, _, _ in pairs)
+            if same_inputs and not all(agree(found, expected) for _, _, found, expected in pairs):
+                raise UnsupportedModelError(
+                    f"{kind} of {name} computes other results for a sequence beside others, or in parts, than alone; "
+                    "it would be computed wrongly"
+                )
 
 
 def agree(found: Tensor, expected: Tensor) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from engine_server.modeling.attention.interface import UnsupportedModelError
+from engine_server.modeling.attention.states import StepRecurrence
 from engine_server.modeling.cache.spec import WindowSpec
 from engine_server.modeling.formats.weight_format import as_loaded
 from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet
@@ -39,7 +40,13 @@ class Trial:
         self.device = device
         self._setup = Setup(kernels, device, as_loaded)
         self._plain = copy
+        self._sites = StepRecurrence()
         self._expected = self._run(copy)
+
+    @property
+    def recurrent(self) -> bool:
+        """True if the copy carries states from token to token. To be asked after `check_attention`."""
+        return bool(self._sites.shapes)
 
     def choose(self) -> Choices:
         """Return our versions, found one kind after another: each looks for its sites in a copy with those before."""
@@ -120,7 +127,7 @@ class Trial:
         original: see `original_states`.
         """
         copy, seen = nn.Module.float(deepcopy(self._plain)), Probe()
-        found = run(backbone(copy), seen, POSITIONS, self.device, {})
+        found = run(backbone(copy), seen, POSITIONS, self.device, {}, self._sites)
         layers = attending_layers(copy.config.get_text_config())
         seen.check_calls(f"a copy of {type(copy).__name__}", layers, numbered=False)
         if original is None:
