@@ -54,6 +54,12 @@ class EngineConfig(msgspec.Struct, frozen=True):
         if self.prompt_adapter_config is not None and self.model_config.pooling is not None:
             raise ValueError("enable_prompt_adapter is set; a pooling model takes no prompt adapters")
 
+    @property
+    def most_running(self) -> int:
+        """The most requests that run at the same time: each has a state, if the model has recurrent layers."""
+        rows, states = self.scheduler_config.max_num_seqs, self.cache_config.num_state_slots
+        return rows if states is None else min(rows, states)
+
     def as_started(self, facts: StartFacts) -> Self:
         """Return the config with what the core knows once the model is loaded."""
         cache = msgspec.structs.replace(

@@ -22,11 +22,12 @@ class Checkpoints:
         self.enabled = enabled and table.state_kind is not None
         # By column and hash: the running request that will leave a state there.
         self._coming: dict[tuple[int, bytes], Request] = {}
-        # Tokens that were computed although their K and V were cached, since the last call of `take_count`.
-        self._num_recomputed = 0
+        # Tokens that are computed although their K and V are cached, since the last call of `take_count`.
+        self._num_without_state = 0
 
     def take_count(self) -> int:
-        count, self._num_recomputed = self._num_recomputed, 0
+        """Return how many tokens were computed although their K and V were cached, since the last call."""
+        count, self._num_without_state = self._num_without_state, 0
         return count
 
     def columns(self, request: Request, hashes: list[bytes], cached: int) -> tuple[int, ...]:
@@ -41,7 +42,7 @@ class Checkpoints:
         """Let others wait for the states of a request that is admitted with `cached` tokens."""
         if not self.enabled:
             return
-        self._num_recomputed += self._table.num_whole(hashes) - cached
+        self._num_without_state += self._table.num_whole(hashes) - cached
         for column in request.checkpoints:
             if column < len(hashes):
                 self._coming[column, hashes[column]] = request

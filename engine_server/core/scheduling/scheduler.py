@@ -224,6 +224,7 @@ class Scheduler:
             num_preemptions=self._num_preemptions,
             prefix_cache_queries=self._num_queried,
             prefix_cache_hits=self._num_hit,
+            tokens_without_state=self._checkpoints.take_count(),
             running_adapters=adapter_names(self.running) if self.adapters.lora else [],
             waiting_adapters=adapter_names(self.waiting) if self.adapters.lora else [],
             **self._drafts.take(),
