@@ -71,6 +71,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "youtu": MLA,
     "zaya": {"num_experts_per_tok": 1},
 }
+# Models of which a step of one token with a cache computes other logits than a forward over all tokens.
+UNLIKE_CACHED = {"nemotron_h"}
 # Their positions follow that of padding, but `generate` of transformers counts from 0.
 AFTER_PADDING = (
     "camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",

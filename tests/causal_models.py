@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
-from causal_model_settings import AFTER_PADDING, FORMS, SETTINGS, SIZES, WINDOW
+from causal_model_settings import AFTER_PADDING, FORMS, SETTINGS, SIZES, UNLIKE_CACHED, WINDOW
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -144,9 +144,10 @@ def compare(config: PreTrainedConfig) -> str | None:
         model.save_pretrained(folder)
         config.save_pretrained(folder)  # which the model has replaced by that of its text part
         prompts = [torch.randint(2, SIZES["vocab_size"], (1, length)) for length in LENGTHS]
-        after_padding = config.model_type in AFTER_PADDING
+        first = model.config.pad_token_id + 1 if config.model_type in AFTER_PADDING else 0
+        by_forwards = first or config.model_type in UNLIKE_CACHED
         expected = [
-            continue_after_padding(model, prompt) if after_padding else generate(model, prompt)
+            continue_by_forwards(model, prompt, first) if by_forwards else generate(model, prompt)
             for prompt in prompts
         ]
         found = run_engine(start(folder, "auto"), [prompt[0].tolist() for prompt in prompts])
@@ -169,11 +170,14 @@ def generate(model: Any, prompt: torch.Tensor) -> tuple[list[int], list[float]]:
 
 
 @torch.inference_mode()
-def continue_after_padding(model: Any, prompt: torch.Tensor) -> tuple[list[int], list[float]]:
-    """Return the likeliest tokens and their log-probabilities, with positions that follow that of padding."""
+def continue_by_forwards(model: Any, prompt: torch.Tensor, first: int) -> tuple[list[int], list[float]]:
+    """Return the likeliest tokens and their log-probabilities, by a forward without a cache for each.
+
+    first: the first token's position.
+    """
     tokens, chances = prompt, []
     for _ in range(NEW_TOKENS):
-        positions = torch.arange(tokens.shape[1])[None] + model.config.pad_token_id + 1
+        positions = torch.arange(tokens.shape[1])[None] + first
         logits = model(input_ids=tokens, position_ids=positions, use_cache=False).logits[:, -1]
         chance, token = logits.log_softmax(-1).max(-1, keepdim=True)
         tokens = torch.cat([tokens, token], 1)
@@ -184,9 +188,9 @@ def continue_after_padding(model: Any, prompt: torch.Tensor) -> tuple[list[int],
 def start(folder: str, load_format: str) -> LLMEngine:
     return LLMEngine.from_engine_args(
         EngineArgs(
-            model=folder, load_format=load_format, runner="generate", dtype="float32", device="cpu",
+            model=folder, load_format=load_format, runner="generate", generation_config="vllm", dtype="float32", device="cpu",
             skip_tokenizer_init=True, max_model_len=CONTEXT, num_gpu_blocks_override=16, max_num_batched_tokens=16,
-            disable_log_stats=True,
+            num_state_slots=8, disable_log_stats=True,
         )
     )  # fmt: skip
 

@@ -54,10 +54,20 @@ class EngineConfig(msgspec.Struct, frozen=True):
         if self.prompt_adapter_config is not None and self.model_config.pooling is not None:
             raise ValueError("enable_prompt_adapter is set; a pooling model takes no prompt adapters")
 
+    @property
+    def most_running(self) -> int:
+        """The most requests that run at the same time: each has a state, if the model has recurrent layers."""
+        rows, states = self.scheduler_config.max_num_seqs, self.cache_config.num_state_slots
+        return rows if states is None else min(rows, states)
+
     def as_started(self, facts: StartFacts) -> Self:
         """Return the config with what the core knows once the model is loaded."""
         cache = msgspec.structs.replace(
-            self.cache_config, num_gpu_blocks=facts.num_blocks, bytes_per_token=facts.bytes_per_token or None
+            self.cache_config,
+            num_gpu_blocks=facts.num_blocks,
+            bytes_per_token=facts.bytes_per_token or None,
+            num_state_slots=facts.num_state_slots or None,
+            bytes_per_state=facts.bytes_per_state or None,
         )
         model = msgspec.structs.replace(self.model_config, batch_invariant=facts.batch_invariant)
         if model.fit_max_model_len and facts.num_blocks:

@@ -16,3 +16,6 @@ class StartFacts(msgspec.Struct, frozen=True):
     kernels: str
     # Bytes of the device by part of the engine.
     memory: dict[str, int]
+    # Number of states of recurrent layers, and the bytes of each; 0: the model has no recurrent layers.
+    num_state_slots: int = 0
+    bytes_per_state: int = 0

@@ -35,17 +35,24 @@ from engine_server.core.scheduling.request import Request
 from engine_server.core.step_capture import MOST_MIXED, EagerStep, StepCapture
 from engine_server.modeling.adapters.peft_folder import AdapterError, LowRankAdapter, read_low_rank_adapter
 from engine_server.modeling.attention.hook import ForwardContext
-from engine_server.modeling.attention.interface import AttentionBackend, Staged, StepInputs
-from engine_server.modeling.cache.kv_cache import cache_dtype, num_blocks, pool_sizes
+from engine_server.modeling.attention.interface import (
+    AttentionBackend,
+    Staged,
+    StepInputs,
+    UnsupportedModelError,
+)
+from engine_server.modeling.attention.states import StateCache, StateShape
+from engine_server.modeling.cache.kv_cache import cache_dtype, num_blocks, num_state_slots, pool_sizes
 from engine_server.modeling.cache.layout import Layout, lay_out
 from engine_server.modeling.cache.ledger import MemoryLedger
+from engine_server.modeling.cache.spec import StateSpec
 from engine_server.modeling.device.communicator import Communicator
 from engine_server.modeling.device.progress import ProgressClock
 from engine_server.modeling.device.timing import DeviceTimer
 from engine_server.modeling.graphs.staging import NO_CHANGES, Staging
 from engine_server.modeling.graphs.step_programs import MOST_COMPARED
 from engine_server.modeling.loader.invariance import settle_invariance
-from engine_server.modeling.loader.probe import probe
+from engine_server.modeling.loader.probe import ModelShapes, probe
 from engine_server.modeling.platform.choice import choose_platform
 from engine_server.modeling.platform.host_memory import keep_freed_memory, return_freed_memory
 from engine_server.requests.adapters import LoRARequest
@@ -91,22 +98,33 @@ class ModelRunner(Runner):
             self._captured = StepCapture(config, self.platform, ranks, self.loaded)
             tensors += [self._last_tokens, *self._captured.tensors]
         self.head: Head | None = self._make_head() if ranks.rank == 0 else None
-        layout = self._probe()
+        shapes = self._probe()
+        layout = lay_out(shapes.layers, config.model_config.max_model_len)
+        if shapes.states and config.speculative_config is not None:
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__} has recurrent layers, whose states can't take drafts back: "
+                "speculative_config is not supported for it"
+            )
         # None: neither a draft model nor a draft head drafts.
         self.drafting = self._load_drafting(layout, progress)
-        num_blocks = self._count_blocks(layout)
+        state = StateSpec(sum(one.bytes for one in shapes.states))
+        num_slots = num_state_slots(config, state.bytes, self.memory)
+        num_blocks = self._count_blocks(layout, num_slots * state.bytes)
         sizes = pool_sizes(config.cache_config, scheduling, layout, num_blocks)
         self.backend = self._allocate_cache(layout, sizes)
         invariant = settle_invariance(config.model_config, self.model, self.backend, self.platform, ranks)
         kernels = self._describe_kernels()
         if kernels and ranks.rank == 0:
             logger.info("kernels: %s", kernels)
-        self._context = ForwardContext(self.backend, self.timer, progress)
+        self._recurrence = self._allocate_states(shapes.states, num_slots, len(layout.specs))
+        self._context = ForwardContext(self.backend, self.timer, progress, self._recurrence)
         block_size, longest = config.cache_config.block_size, config.model_config.max_model_len
-        pools = [BlockPool(size) for size in sizes]
-        self.table = BlockTable(
-            [pools[number] for number in layout.pools], rows, longest, block_size, layout.specs
-        )
+        by_pool = [BlockPool(size) for size in sizes]
+        pools, specs = [by_pool[number] for number in layout.pools], list(layout.specs)
+        if self._recurrence is not None:
+            pools.append(BlockPool(num_slots))
+            specs.append(state)
+        self.table = BlockTable(pools, rows, longest, block_size, specs)
         most_rows = max(scheduling.max_num_rows, MOST_COMPARED)
         self.staging = Staging(
             scheduling.max_num_batched_tokens, most_rows, self.table.ids.shape, self.platform
@@ -120,7 +138,13 @@ class ModelRunner(Runner):
         self._kept: ForwardOutput | None = None
         self.capture_graphs()
         self.facts = StartFacts(
-            num_blocks, layout.token_bytes(self._cache_dtype), invariant, kernels, self.memory.sizes
+            num_blocks,
+            layout.token_bytes(self._cache_dtype),
+            invariant,
+            kernels,
+            self.memory.sizes,
+            num_slots,
+            state.bytes,
         )
         if ranks.rank == 0:
             left = self.platform.free_memory() >> 20
@@ -134,7 +158,9 @@ class ModelRunner(Runner):
 
     @property
     def caches(self) -> list[Tensor]:
-        return [*self.backend.caches, *(() if self.drafting is None else self.drafting.caches)]
+        states = [] if self._recurrence is None else self._recurrence.tensors
+        drafts = [] if self.drafting is None else self.drafting.caches
+        return [*self.backend.caches, *states, *drafts]
 
     @property
     def attention(self) -> str:
@@ -204,10 +230,10 @@ class ModelRunner(Runner):
     def sleep(self, level: int) -> None:
         self._captured.release(self._kernel_sampler)
         self._kept = None
-        tensors = [*self.backend.caches, *self._captured.tensors]
+        tensors = [*self.caches, *self._captured.tensors]
         if self.drafting is not None:
             self.drafting.release()
-            tensors += [*self.drafting.caches, *self.drafting.buffers]
+            tensors += self.drafting.buffers
         if any(tensor.numel() for tensor in tensors):  # otherwise only the weights are awake
             self._freed = [(tensor, tensor.shape) for tensor in tensors]
         for tensor, _ in self._freed:
@@ -229,8 +255,8 @@ class ModelRunner(Runner):
                 loaded.restore()
 
     def capture_graphs(self) -> None:
-        if not self.loaded.generates:
-            return
+        if not self.loaded.generates or self._recurrence is not None:
+            return  # a captured step would have the slots of states for constants
         if self.platform.compiles_late:
             self._warm_up()
         scheduling, num_blocks = self.config.scheduler_config, min(one.num_blocks for one in self.table.pools)
@@ -306,11 +332,11 @@ class ModelRunner(Runner):
         )
         return Sampler(pipeline, config.logprobs_mode, scheduling.max_num_rows, self.platform, self.timer)
 
-    def _probe(self) -> Layout:
-        """Find each layer's cache shapes, and reserve the memory of steps."""
+    def _probe(self) -> ModelShapes:
+        """Find what each layer keeps of earlier tokens, and reserve the memory of steps."""
         config, longest = self.config.model_config, self.config.model_config.max_model_len
         loaded = self.loaded
-        layers = probe(
+        shapes = probe(
             loaded.body, self.model.config.get_text_config(), max(2, min(4, longest)), self.device,
             config.is_encoder, loaded.first_position,
         )  # fmt: skip
@@ -320,7 +346,7 @@ class ModelRunner(Runner):
             loaded.reserve("captured steps", self._captured.most_tokens)
         if not self.platform.asynchronous:
             keep_freed_memory()
-        return lay_out(layers, longest)
+        return shapes
 
     def _load_drafting(self, layout: Layout, progress: ProgressClock | None) -> DraftSteps | None:
         """Load the draft model, or bind the draft head, if the engine has one; layout: of the target's cache."""
@@ -347,13 +373,14 @@ class ModelRunner(Runner):
     def _models(self) -> list[LoadedModel]:
         return [self.loaded] if self.drafting is None else [self.loaded, *self.drafting.models]
 
-    def _count_blocks(self, layout: Layout) -> int:
+    def _count_blocks(self, layout: Layout, states: int) -> int:
+        """Return the number of blocks of the whole context. states: the bytes of recurrent layers' states."""
         model_config = self.config.model_config
         least = 1 if model_config.fit_max_model_len else model_config.max_model_len
         layouts = [(layout, self._cache_dtype)]
         if self.drafting is not None:
             layouts.append((self.drafting.layout, self.drafting.dtype))
-        count = num_blocks(self.config, layouts, self.memory, least)
+        count = num_blocks(self.config, layouts, self.memory, least, states)
         return self.ranks.least(count, self.device) if self.ranks.size > 1 else count
 
     def _allocate_cache(self, layout: Layout, sizes: list[int]) -> AttentionBackend:
@@ -365,6 +392,16 @@ class ModelRunner(Runner):
             backend = self.platform.paged_attention(layout, sizes, size, self._cache_dtype)
             tensors += backend.caches
         return backend
+
+    def _allocate_states(self, shapes: Sequence[StateShape], slots: int, kind: int) -> StateCache | None:
+        """Allocate the states of recurrent layers. kind: theirs in the block table."""
+        if not shapes:
+            return None
+        size = self.config.cache_config.block_size
+        with self.memory.taking("states") as tensors:
+            states = StateCache(shapes, slots, kind, size, self.device, self.platform.zeros)
+            tensors += states.tensors
+        return states
 
     def _describe_kernels(self) -> str:
         """Return which kernels were chosen, and with which launch settings they attend; empty without any."""

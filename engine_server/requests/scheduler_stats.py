@@ -21,6 +21,8 @@ class SchedulerStats(msgspec.Struct, array_like=True, frozen=True):
     # In tokens.
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
+    # Tokens that were computed although their K and V were cached, since no state of recurrent layers was.
+    tokens_without_state: int = 0
     # True during a pause or sleep.
     halted: bool = False
     sleep_level: int = 0

@@ -138,7 +138,7 @@ class EngineHost:
                 core=self._core,
                 template_end=reader.end,
             )
-            self.engine_load.max_num_seqs = engine.config.scheduler_config.max_num_seqs
+            self.engine_load.max_num_seqs = engine.config.most_running
             self.engine_load.max_model_len = engine.model_config.max_model_len
             engine.add_logger("load", self.engine_load)
             return loaded_model(engine, self.settings, template, reader.facts)

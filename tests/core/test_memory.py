@@ -53,7 +53,7 @@ class MeteredDevice(CpuPlatform):
     def free_memory(self) -> int:
         return 80 * GIB - self.taken
 
-    def cache_memory(self, utilization: float, reserved: int) -> int:
+    def cache_memory(self, utilization: float, reserved: int, with_states: bool) -> int:
         self.reserved.append(reserved)
         return 1 << 20
 

@@ -140,13 +140,9 @@ def test_greedy_output_equals_that_of_transformers(
         ("XGLMForCausalLM", {}, "2 layers, of which 0 call the attention interface"),
         ("DiffLlamaForCausalLM", {}, "2 layers, of which 2 call .* 4 times"),
         (
-            "Qwen3NextForCausalLM",
-            {
-                **EXPERTS,
-                "shared_expert_intermediate_size": 24,
-                "layer_types": ["linear_attention", "full_attention"],
-            },
-            "has layers of type linear_attention, which are not supported",
+            "MiniMaxForCausalLM",
+            {**EXPERTS, "num_local_experts": 4, "layer_types": ["linear_attention", "full_attention"]},
+            "1 recurrent layers, which call functions of recurrences that are known 0 times",
         ),
         (
             "Qwen2MoeForCausalLM",

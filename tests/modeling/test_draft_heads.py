@@ -70,7 +70,7 @@ class Cache:
     """A paged cache of a target and a head, in which the blocks of two sequences alternate."""
 
     def __init__(self, target: PreTrainedModel, head: DraftHead, platform: Platform) -> None:
-        shapes = probe(target, target.config, 4, CPU)
+        shapes = probe(target, target.config, 4, CPU).layers
         self.layout = lay_out([*shapes, head.cache_shape()], LONGEST)
         kinds = len(self.layout.specs)
         sizes = [NUM_BLOCKS * kinds] * self.layout.num_pools

@@ -19,7 +19,6 @@ pytestmark = pytest.mark.transformers
 SIZES = TINY | {"vocab_size": 96, "head_dim": 8, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
 MODELS: dict[str, dict[str, Any]] = {
     "CodeGenForCausalLM": {},
-    "FalconH1ForCausalLM": {},
     "FalconMambaForCausalLM": {},
     "Gemma3nForCausalLM": {"vocab_size_per_layer_input": 96},
     "JambaForCausalLM": {"num_experts": 4, "num_experts_per_tok": 2},
@@ -28,6 +27,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "MambaForCausalLM": {},
     "RwkvForCausalLM": {},
     "RecurrentGemmaForCausalLM": {},
+    "KimiLinearForCausalLM": {},
 }
 
 

@@ -24,7 +24,7 @@ def test_layers_that_share_keys_and_values_are_found_and_cached_once() -> None:
     layer_types = [*["sliding_attention"] * 2, "full_attention", "sliding_attention", "full_attention"]
     settings = SIZES | SHARED | GEMMA_4 | {"layer_types": layer_types, "num_hidden_layers": 5}
     config = kind.config_class(**settings, attn_implementation=IMPLEMENTATION)
-    shapes = probe(kind(config).eval(), config, 4, CPU)
+    shapes = probe(kind(config).eval(), config, 4, CPU).layers
     assert [shape.source for shape in shapes] == [None, None, None, 1, 2]
     layout = lay_out(shapes, 64)
     assert layout.readers == {3, 4}

@@ -82,6 +82,18 @@ class BlockPool:
         if key := self._keys.pop(block_id, None):
             del self._blocks[key]
 
+    def discard(self, block_id: int, key: Key) -> None:
+        """Remove a block from the index if it has this key; a free one becomes blank."""
+        if self._keys.get(block_id) == key:
+            self.forget(block_id)
+            if block_id in self._cached:
+                del self._cached[block_id]
+                self._blank.append(block_id)
+
+    def is_shared(self, block_id: int) -> bool:
+        """Return True if several tables hold a block."""
+        return self._holders[block_id] > 1
+
     def free(self, block_ids: list[int]) -> list[int]:
         """Release blocks once each, and return those that became blank.
 

@@ -1,12 +1,12 @@
 """Block tables: the units of the cache that hold the tokens of each running request."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from engine_server.core.cache.block_pool import BlockPool
+from engine_server.core.cache.block_pool import BlockPool, Key
 from engine_server.modeling.cache.spec import CacheSpec, whole_kind
 
 # Stands for a unit in the cells between two columns of a row that have one.
@@ -43,6 +43,11 @@ class BlockTable:
         self.specs = tuple(specs)
         # The kinds that release blocks while a row is open.
         self._releasing = [(kind, spec) for kind, spec in enumerate(specs) if not spec.keeps_all]
+        # The kind of the states of recurrent layers; None: there is none.
+        self.state_kind = next((kind for kind, spec in enumerate(specs) if spec.is_state), None)
+        # By row: the block of the latest state that the row has published, and its key; None: there is none, or it is
+        # one of those that stay.
+        self._latest: list[tuple[int, Key] | None] = [None] * rows
         # Without those that always have the blocks of all rows.
         self._limiting = [
             pool for pool, kinds in self._kinds_by_pool if not self._holds_all(pool, kinds, rows)
@@ -117,6 +122,14 @@ class BlockTable:
                 longest = count
         return longest * self.block_size
 
+    def num_whole(self, hashes: Sequence[bytes]) -> int:
+        """Return the number of tokens in the longest prefix whose units are cached of each kind that keeps all."""
+        for count, digest in enumerate(hashes):
+            for kind, spec in enumerate(self.specs):
+                if spec.keeps_all and (kind, digest) not in self.pool_of[kind]:
+                    return count * self.block_size
+        return len(hashes) * self.block_size
+
     def num_missing(self, hashes: Sequence[bytes], cached: int, num_tokens: int, total: int) -> list[int]:
         """Return the free blocks of each kind needed to open a row with `cached` tokens and grow it to `num_tokens`.
 
@@ -126,6 +139,9 @@ class BlockTable:
         for kind, spec in enumerate(self.specs):
             held = range(self._first_column(spec, cached), count)
             new = len(spec.new_columns(count, num_tokens, total, self.block_size))
+            if spec.is_state:  # which goes on in place of the one that it finds, if there is no other
+                missing.append(new)
+                continue
             missing.append(new + self.pool_of[kind].num_free_of((kind, hashes[column]) for column in held))
         return missing
 
@@ -163,6 +179,9 @@ class BlockTable:
             spec.new_columns(columns[row].stop, num_tokens, total, self.block_size)
             for spec, columns in zip(self.specs, self._columns, strict=True)
         ]
+        if self.state_kind is not None and added[self.state_kind] and self._goes_on_in_place(row):
+            self._move_state(row, added[self.state_kind])
+            added[self.state_kind] = range(0)
         if not self.has_free([len(new) for new in added]):
             return False
         for kind, new in enumerate(added):
@@ -199,19 +218,34 @@ class BlockTable:
         self._changed_from.clear()
         return np.stack([kinds, rows, columns, self.ids[kinds, rows, columns]]).astype(np.int32)
 
-    def publish(self, row: int, hashes: Sequence[bytes], count: int, computed: int, num_tokens: int) -> None:
+    def publish(
+        self,
+        row: int,
+        hashes: Sequence[bytes],
+        count: int,
+        computed: int,
+        num_tokens: int,
+        kept: Container[int] = (),
+    ) -> None:
         """Let other requests hold the first `count` blocks of a row by their hashes, starting with this step.
 
         The step computes the tokens from `computed` to `num_tokens`. Blocks that others may only read later are
-        published by a later call.
+        published by a later call. Of a row's states the latest takes the place of the one before it, unless that is in
+        one of the columns `kept`.
         """
         least = count
         for kind, spec in enumerate(self.specs):
             columns, published = self._columns[kind][row], self._published[kind]
             end = min(count, spec.readable(computed, num_tokens) // self.block_size)
             for column in range(published[row], end):
-                if column in columns:  # it may have been released before its tokens were known
-                    self.pool_of[kind].publish(int(self.ids[kind, row, column]), (kind, hashes[column]))
+                # It may have been released before its tokens were known. A state is that of a column's end if the row
+                # has stopped there; in an earlier column the row's state may be one within the column.
+                stopped = not spec.is_state or (column + 1) * self.block_size == computed
+                if column in columns and stopped:
+                    block_id, key = int(self.ids[kind, row, column]), (kind, hashes[column])
+                    self.pool_of[kind].publish(block_id, key)
+                    if spec.is_state:
+                        self._replace_latest(row, None if column in kept else (block_id, key))
                 published[row] = column + 1
             if published[row] < least:
                 least = published[row]
@@ -231,6 +265,7 @@ class BlockTable:
             columns[row] = range(0)
             self._changed_from.pop((kind, row), None)
         self._unchanged_until[row] = 0
+        self._latest[row] = None
         self._free_rows.append(row)
         return blanks
 
@@ -262,6 +297,34 @@ class BlockTable:
         """Return True if a pool has the blocks of all rows at once."""
         needed = sum(self.specs[kind].most_units(rows, 0, self.block_size) for kind in kinds)
         return pool.num_blocks >= needed
+
+    def _goes_on_in_place(self, row: int) -> bool:
+        """Return True if no state is free, and the row has one that nobody else reads."""
+        assert self.state_kind is not None
+        columns, pool = self._columns[self.state_kind][row], self.pool_of[self.state_kind]
+        if pool.num_free or not columns:
+            return False
+        return not pool.is_shared(int(self.ids[self.state_kind, row, columns.stop - 1]))
+
+    def _move_state(self, row: int, new: range) -> None:
+        """Move a row's state to a later column, in which the step replaces it; its cell is still read there."""
+        kind = self.state_kind
+        assert kind is not None
+        columns = self._columns[kind][row]
+        block_id = int(self.ids[kind, row, columns.stop - 1])
+        self._release_before(kind, row, columns.stop - 1)
+        self.pool_of[kind].forget(block_id)
+        self.ids[kind, row, columns.stop : new.start] = NO_UNIT
+        self.ids[kind, row, new.stop - 1] = block_id
+        self._columns[kind][row] = range(new.stop - 1, new.stop)
+        self._changed_from[kind, row] = min(self._changed_from.get((kind, row), new.stop - 1), new.stop - 1)
+
+    def _replace_latest(self, row: int, latest: tuple[int, Key] | None) -> None:
+        """Forget the state that a row has published before."""
+        before, self._latest[row] = self._latest[row], latest
+        if before is not None:
+            assert self.state_kind is not None
+            self.pool_of[self.state_kind].discard(*before)
 
     def _release_before(self, kind: int, row: int, column: int) -> list[int]:
         """Release the blocks of a row before a column, and return those that became blank."""

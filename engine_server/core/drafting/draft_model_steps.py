@@ -44,7 +44,12 @@ class DraftModelSteps(DraftSteps):
             first_position=loaded.first_position,
         )  # fmt: skip
         # Its layers may attend to less than the cache keeps.
-        layout = lay_out([shape._replace(spec=FULL) for shape in shapes], config.model_config.max_model_len)
+        if shapes.states:
+            raise UnsupportedModelError(
+                "the draft model has recurrent layers, whose states can't take drafts back"
+            )
+        layers = [shape and shape._replace(spec=FULL) for shape in shapes.layers]
+        layout = lay_out(layers, config.model_config.max_model_len)
         super().__init__(config, platform, memory, ranks, loaded, layout, target, loaded.split.hidden_size)
         self.models = [loaded]
 

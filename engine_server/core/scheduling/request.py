@@ -79,6 +79,8 @@ class Request(ABC):
     hashes: list[bytes] = field(default_factory=list)
     # Hashes of the prompt's full blocks, shared by the choices of one prompt.
     prompt_hashes: list[bytes] = field(default_factory=list)
+    # Columns of the block table after which its prompt is cut, and its states stay cached: see `Checkpoints`.
+    checkpoints: tuple[int, ...] = ()
     # Prompt tokens that were found in the prefix cache when the request first ran.
     num_cached: int = 0
     # None if it was never refused.

@@ -8,6 +8,7 @@ from engine_server.config import SchedulerConfig
 from engine_server.core.adapters.adapter_pools import NO_POOLS, AdapterPools
 from engine_server.core.cache.block_table import BlockTable
 from engine_server.core.scheduling.batch import Batch, Scheduled, by_request, num_tokens, sampled_part
+from engine_server.core.scheduling.checkpoints import Checkpoints
 from engine_server.core.scheduling.draft_counts import DraftCounts
 from engine_server.core.scheduling.request import UNKNOWN, Refusal, Request
 from engine_server.core.scheduling.rows import Rows
@@ -57,6 +58,7 @@ class Scheduler:
         self.rope_regime = rope_regime
         self.adapters = adapters
         self.rows = rows
+        self._checkpoints = Checkpoints(table, enable_prefix_caching and config.enable_chunked_prefill)
         self.waiting = waiting_requests(config.policy)
         self.running: list[Request] = []
         self.requests: dict[str, Request] = {}
@@ -121,7 +123,7 @@ class Scheduler:
                 continue
             if request.last_result_launched:
                 continue
-            count = self._chunk(request.pending, budget)
+            count = self._checkpoints.cut(request, request.computed, self._chunk(request.pending, budget))
             if count and self._make_room(request, count, batch):
                 drafts = self._fitting_drafts(request, spare)
                 self._take(request, count, batch, drafts)
@@ -129,7 +131,7 @@ class Scheduler:
                 spare -= len(drafts)
         # After a preemption nothing is admitted, or the preempted request would take its blocks back.
         while self._num_preemptions == preempted and budget:
-            first = self.waiting.first(self.adapters)
+            first = self.waiting.first(self.adapters, self._awaits_state)
             if first is None or not self._admit(first, budget, batch):
                 break
             budget -= batch[-1].num_tokens
@@ -222,6 +224,7 @@ class Scheduler:
             num_preemptions=self._num_preemptions,
             prefix_cache_queries=self._num_queried,
             prefix_cache_hits=self._num_hit,
+            tokens_without_state=self._checkpoints.take_count(),
             running_adapters=adapter_names(self.running) if self.adapters.lora else [],
             waiting_adapters=adapter_names(self.waiting) if self.adapters.lora else [],
             **self._drafts.take(),
@@ -282,11 +285,15 @@ class Scheduler:
         total, hashes = len(request.token_ids), self._known_hashes(request)
         cached = self.table.num_cached(hashes)
         count = self._chunk(total - cached, budget)
+        too_long = whole and count < total - cached
+        request.checkpoints = self._checkpoints.columns(request, hashes, cached)
+        count = self._checkpoints.cut(request, cached, count)
         num_blocks = self.table.num_missing(hashes, cached, cached + count, total)
-        if (whole and count < total - cached) or not self.table.has_free(num_blocks):
+        if too_long or not self.table.has_free(num_blocks):
             request.refusal = Refusal(total - cached, num_blocks, self._num_admitted)
             return False
         self._num_admitted += 1
+        self._checkpoints.enter(request, hashes, cached)
         row = self.table.open(hashes, cached)
         self.table.grow(row, cached, cached + count, total)
         self.waiting.remove(request)
@@ -312,6 +319,12 @@ class Scheduler:
             return False
         too_long = whole and self._chunk(refusal.num_tokens, budget) < refusal.num_tokens
         return too_long or not self.table.has_free(refusal.num_blocks)
+
+    def _awaits_state(self, request: Request) -> bool:
+        """Return True if a request waits for the state that a running one will leave at the end of its prefix."""
+        return self._checkpoints.enabled and self._checkpoints.awaited_by(
+            request, self._known_hashes(request)
+        )
 
     def _chunk(self, num_tokens: int, budget: int) -> int:
         """Return how many of a request's `num_tokens` uncomputed tokens a step takes."""
@@ -367,17 +380,21 @@ class Scheduler:
         for start, draft in enumerate(others, request.computed + count):
             batch.append(Scheduled(request, request.row, start, 1, True, draft))
         if self.enable_prefix_caching:
-            known = min(request.computed + count, request.num_known)
-            full = known // self.table.block_size
-            if full > self.table.num_published(request.row):
-                request.hash_blocks(full, self.table.block_size)
-                end = request.computed + count
-                self.table.publish(request.row, request.hashes, full, request.computed, end)
+            end = request.computed + count
+            self._publish(request, min(end, request.num_known), request.computed, end)
         if count > 1 or not samples:
             self._order = None  # the request may have become a decoding one
         if samples:
             steady_until = self.table.steady_until(request.row, self.enable_prefix_caching)
             request.steady_until = min(request.max_length - 1, steady_until)
+
+    def _publish(self, request: Request, known: int, computed: int, end: int) -> None:
+        """Publish the blocks of a request's first `known` tokens, in a step that computes from `computed` to `end`."""
+        assert request.row is not None
+        full = known // self.table.block_size
+        if full > self.table.num_published(request.row):
+            request.hash_blocks(full, self.table.block_size)
+            self.table.publish(request.row, request.hashes, full, computed, end, request.checkpoints)
 
     def _make_room(self, request: Request, num_tokens: int, batch: Batch) -> bool:
         """Take blocks for a request's next tokens, preempting requests while there are too few.
@@ -447,6 +464,8 @@ class Scheduler:
         self.running.remove(request)
         self._order = None
         self.adapters.leave(request.adapters)
+        if self._checkpoints.enabled:  # a state is published a step later than blocks
+            self._publish(request, min(computed, request.num_known), computed, computed)
         freed = self.table.close(request.row, computed)
         if self.rows is not None:
             self.rows.close(request.row)

@@ -3,7 +3,7 @@
 import itertools
 from abc import ABC, abstractmethod
 from bisect import insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 
 from engine_server.config.scheduler import SchedulingPolicy
@@ -48,8 +48,10 @@ class WaitingRequests(ABC):
         """Remove a request that starts to run, or ends."""
         self._requests.remove(request)
 
-    def first(self, adapters: AdapterPools) -> Request | None:
+    def first(self, adapters: AdapterPools, awaits: Callable[[Request], bool]) -> Request | None:
         """Return the first request that nothing but memory can hold back.
+
+        awaits: returns True for a request that had better wait for a running one; others pass it.
 
         One whose adapter finds no slot, or no room in memory, holds back later ones with adapters of its kind, so that
         it gets the next; other requests pass it. So do those that have started, whose adapters stay in memory until
@@ -59,7 +61,9 @@ class WaitingRequests(ABC):
         for request in self._requests:
             kept = reserved if request.scheduled is None else ()
             if request.ready and adapters.can_run(request.adapters, kept):
-                return request
+                if not awaits(request):
+                    return request
+                continue
             reserved |= adapters.lacking(request.adapters)
         return None
 

@@ -65,6 +65,7 @@ def resolve_config(args: Arguments) -> EngineConfig:
             gpu_memory_utilization=args.gpu_memory_utilization,
             kv_cache_memory_bytes=args.kv_cache_memory_bytes,
             num_gpu_blocks_override=args.num_gpu_blocks_override,
+            num_state_slots=args.num_state_slots,
             enable_prefix_caching=args.enable_prefix_caching and model.pooling is None,
             cache_dtype=args.kv_cache_dtype,
         ),

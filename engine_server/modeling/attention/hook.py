@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from engine_server.modeling.attention.interface import AttentionBackend, StepInputs, UnsupportedModelError
+from engine_server.modeling.attention.states import Recurrence, StepRecurrence
 from engine_server.modeling.device.progress import ProgressClock
 from engine_server.modeling.device.timing import DeviceTimer
 from engine_server.modeling.heads.pending import NOTHING_PENDING, Heads, PendingHeads
@@ -49,9 +50,14 @@ class ForwardContext:
         backend: AttentionBackend,
         timer: DeviceTimer | None = None,
         progress: ProgressClock | None = None,
+        recurrence: Recurrence | None = None,
     ) -> None:
-        """timer: measures the forwards' time; progress: ticks at every layer."""
+        """timer: measures the forwards' time; progress: ticks at every layer.
+
+        recurrence: the states of recurrent layers; None: sequences begin and end in one step.
+        """
         self.backend = backend
+        self.recurrence = recurrence or StepRecurrence()
         self.timer = timer or DeviceTimer()
         self.progress = progress or ProgressClock()
         self._inputs: StepInputs | None = None
@@ -93,6 +99,7 @@ class ForwardContext:
     def _running(self, inputs: StepInputs) -> Iterator[None]:
         assert self._inputs is None, "forwards of one model do not nest"
         self._inputs = inputs
+        self.recurrence.begin(inputs)
         token = _running.set(self)
         try:
             with self.timer.measure():
@@ -102,6 +109,7 @@ class ForwardContext:
             _running.reset(token)
             self._inputs, self._pending = None, NOTHING_PENDING
             self.backend.end()
+            self.recurrence.end()
 
 
 def running_forward() -> ForwardContext:

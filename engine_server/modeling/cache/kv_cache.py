@@ -59,15 +59,36 @@ def pool_sizes(cache: CacheConfig, scheduling: SchedulerConfig, layout: Layout, 
     return sizes
 
 
+def num_state_slots(config: EngineConfig, size: int, ledger: MemoryLedger) -> int:
+    """Return the number of states of recurrent layers: one for each row, and as many for prefixes that stay cached.
+
+    They take at most half of the cache's memory, but one is needed. size: the bytes of a state; 0: there are none.
+    """
+    if not size:
+        return 0
+    cache = config.cache_config
+    if cache.num_state_slots is not None:
+        return cache.num_state_slots
+    memory = cache.kv_cache_memory_bytes
+    if memory is None:
+        memory = ledger.cache_memory(cache.gpu_memory_utilization, with_states=True)
+    return max(1, min(2 * config.scheduler_config.max_num_seqs, memory // 2 // size))
+
+
 def num_blocks(
-    config: EngineConfig, layouts: Sequence[tuple[Layout, torch.dtype]], ledger: MemoryLedger, longest: int
+    config: EngineConfig,
+    layouts: Sequence[tuple[Layout, torch.dtype]],
+    ledger: MemoryLedger,
+    longest: int,
+    states: int = 0,
 ) -> int:
     """Return how many blocks fit for the kind that keeps the whole context, or for every kind if none does.
 
     It is 0 for layers without a cache.
 
     layouts: of the models that use the same blocks, each with the dtype of its K and V; the first one has the pools of
-    all. ledger: has all other parts. Raises ValueError, with both sizes, if one request of `longest` tokens does not
+    all. ledger: has all other parts. states: the bytes of recurrent layers' states, which the cache's memory includes.
+    Raises ValueError, with both sizes, if one request of `longest` tokens does not
     fit.
     """
     target, cache, platform = layouts[0][0], config.cache_config, ledger.platform
@@ -84,12 +105,15 @@ def num_blocks(
     if count is None:
         memory, setting = cache.kv_cache_memory_bytes, "kv_cache_memory_bytes"
         if memory is None:
-            memory, setting = ledger.cache_memory(cache.gpu_memory_utilization), platform.cache_setting
-            others = ledger.account()
+            memory = ledger.cache_memory(cache.gpu_memory_utilization, with_states=states > 0)
+            setting, others = platform.cache_setting, ledger.account()
+        memory = max(0, memory - states)
         count = bisect_right(range(1, memory + 1), memory, key=size)
     needed = -(-longest // cache.block_size)
     if count < needed:
-        sizes = MemoryShortage(size(needed) >> 20, size(count) >> 20, platform.device.type)
+        sizes = MemoryShortage(
+            (size(needed) + states) >> 20, (size(count) + states) >> 20, platform.device.type
+        )
         raise ValueError(
             f"one request of max_model_len {longest} needs {needed} blocks of KV cache; there is room for {count}: "
             f"{sizes}. Lower max_model_len, or raise {setting}{others}"

@@ -10,6 +10,8 @@ from torch import Tensor
 from engine_server.modeling.cache.quantised import LARGEST
 from engine_server.modeling.cache.spec import FULL, CacheSpec, LayerShape, whole_kind
 
+# In place of the kind and the tensor of a layer that doesn't attend.
+NO_CACHE = -1
 # Allocates zeros on a device: `Device.zeros`.
 Zeros = Callable[[Sequence[int], torch.dtype], Tensor]
 
@@ -35,9 +37,9 @@ class Layout(NamedTuple):
     specs: list[CacheSpec]
     # Number of each kind's pool. Pools are numbered in the order of their first kinds.
     pools: list[int]
-    # Index into `specs` of each layer.
+    # Index into `specs` of each layer; NO_CACHE for one that doesn't attend.
     kinds: list[int]
-    # Index into `shapes` of each layer.
+    # Index into `shapes` of each layer; likewise.
     tensors: list[int]
     # Shape of each tensor.
     shapes: list[LayerShape]
@@ -100,15 +102,19 @@ class Layout(NamedTuple):
         return keys, [pages(pool, shape.kv_heads, shape.value_dim) for pool, shape in tensors]
 
 
-def lay_out(layers: Sequence[LayerShape], longest: int) -> Layout:
-    """Return the layout for `layers`, in order, whose requests have at most `longest` tokens."""
-    layers = [layer._replace(spec=layer.spec.limited_to(longest)) for layer in layers]
-    specs = list(dict.fromkeys(layer.spec for layer in layers))
-    kinds = [specs.index(layer.spec) for layer in layers]
+def lay_out(layers: Sequence[LayerShape | None], longest: int) -> Layout:
+    """Return the layout for `layers`, in order, whose requests have at most `longest` tokens.
+
+    None stands for a layer that doesn't attend.
+    """
+    layers = [layer and layer._replace(spec=layer.spec.limited_to(longest)) for layer in layers]
+    attending = [layer for layer in layers if layer is not None]
+    specs = list(dict.fromkeys(layer.spec for layer in attending))
+    kinds = [NO_CACHE if layer is None else specs.index(layer.spec) for layer in layers]
     # By kind: how many layers of each shape have K and V of their own.
     numbers: list[Counter[LayerShape]] = [Counter() for _ in specs]
     for kind, layer in zip(kinds, layers, strict=True):
-        if layer.source is None:
+        if layer is not None and layer.source is None:
             numbers[kind][layer._replace(spec=FULL)] += 1
     contents = [(spec.unit, own) for spec, own in zip(specs, numbers, strict=True)]
     distinct = [own for kind, own in enumerate(contents) if own not in contents[:kind]]
@@ -117,11 +123,16 @@ def lay_out(layers: Sequence[LayerShape], longest: int) -> Layout:
     uses: list[int] = []
     seen: Counter[LayerShape] = Counter()
     for kind, layer in zip(kinds, layers, strict=True):
+        if layer is None:
+            uses.append(NO_CACHE)
+            continue
         if layer.source is not None:
             uses.append(uses[layer.source])
             continue
         number = (pools[kind], layer._replace(spec=FULL), seen[layer])
         uses.append(tensors.setdefault(number, len(tensors)))
         seen[layer] += 1
-    readers = frozenset(number for number, layer in enumerate(layers) if layer.source is not None)
+    readers = frozenset(
+        number for number, layer in enumerate(layers) if layer is not None and layer.source is not None
+    )
     return Layout(specs, pools, kinds, uses, [shape for _, shape, _ in tensors], readers)

@@ -22,6 +22,7 @@ ADVICE = {
     "draft buffers": "Lower max_num_batched_tokens or max_num_seqs",
     "captured steps": "Lower max_num_seqs, or set enforce_eager",
     "captured steps of drafts": "Lower max_num_seqs, or set enforce_eager",
+    "states": "Lower num_state_slots or max_num_seqs",
     "KV cache": "Lower gpu_memory_utilization, or the setting of the cache's size",
     "KV cache of drafts": "Lower gpu_memory_utilization, or the setting of the cache's size",
 }
@@ -77,10 +78,13 @@ class MemoryLedger:
             yield
         self._reserved[part] = max(self._reserved.get(part, 0), self.platform.transient_memory() or 0)
 
-    def cache_memory(self, utilization: float) -> int:
-        """Return the bytes for the KV cache: what all other parts leave of a share of the memory."""
+    def cache_memory(self, utilization: float, with_states: bool = False) -> int:
+        """Return the bytes for the KV cache: what all other parts leave of a share of the memory.
+
+        with_states: the states of recurrent layers take a part of them.
+        """
         self.platform.release_cached_memory()
-        return self.platform.cache_memory(utilization, sum(self._reserved.values()))
+        return self.platform.cache_memory(utilization, sum(self._reserved.values()), with_states)
 
     def account(self) -> str:
         """Return a sentence for the end of an error: all parts, and the advice for the largest; empty without parts."""

@@ -27,6 +27,9 @@ class CacheSpec(ABC):
     unit: ClassVar[str]
     # Every token needs the units of all tokens before it.
     keeps_all: ClassVar[bool] = False
+    # A unit is a state that each step replaces: a row without a free unit goes on in its own, and of those that it
+    # leaves behind the latest one is kept, besides those that are asked for.
+    is_state: ClassVar[bool] = False
 
     @abstractmethod
     def unit_bytes(self, shape: "LayerShape", block_size: int, dtype: torch.dtype) -> int:
@@ -154,6 +157,41 @@ class ChunkSpec(LocalSpec):
 
     def passed_at(self, position: int) -> int:
         return -(-position // self.size) * self.size
+
+
+@dataclass(frozen=True)
+class StateSpec(CacheSpec):
+    """One state for each row: what recurrent layers keep of all tokens before a point.
+
+    It is in the column of the last of these tokens. One that a row leaves behind at the end of a column is complete.
+    """
+
+    # Of all recurrent layers.
+    bytes: int
+
+    unit = "state"
+    is_state = True
+
+    def unit_bytes(self, shape: "LayerShape", block_size: int, dtype: torch.dtype) -> int:
+        return self.bytes
+
+    def limited_to(self, longest: int) -> CacheSpec:
+        return self
+
+    def first_needed(self, position: Positions) -> Positions | int:
+        return position - 1
+
+    def passed_at(self, position: int) -> int:
+        return position + 1
+
+    def new_columns(self, end: int, num_tokens: int, total: int, block_size: int) -> range:
+        return range(max(end, (num_tokens - 1) // block_size), -(-num_tokens // block_size))
+
+    def readable(self, computed: int, num_tokens: int) -> int:
+        return computed  # a layer reads all rows' states before it writes any
+
+    def most_units(self, rows: int, num_tokens: int, block_size: int) -> int:
+        return 2 * rows  # a step reads one and writes another
 
 
 class LayerShape(NamedTuple):

@@ -45,10 +45,11 @@ class Device(ABC):
         """Return the device memory in bytes that is neither allocated nor reserved."""
 
     @abstractmethod
-    def cache_memory(self, utilization: float, reserved: int) -> int:
+    def cache_memory(self, utilization: float, reserved: int, with_states: bool) -> int:
         """Return the bytes for the KV cache, once everything else is allocated but `reserved` bytes.
 
-        utilization: share of the device memory to use, `gpu_memory_utilization`.
+        utilization: share of the device memory to use, `gpu_memory_utilization`. with_states: the states of recurrent
+        layers take a part of them.
         """
 
     @abstractmethod

@@ -59,5 +59,7 @@ def receive_parameters(
 
 
 def has_experts(module: nn.Module) -> bool:
-    """Check for 3-D parameters, as transformers keeps the weights of experts."""
-    return any(parameter.ndim == 3 for parameter in module._parameters.values() if parameter is not None)
+    """Check for 3-D parameters, as transformers keeps the weights of experts. Those of a convolution have 3 too."""
+    return not isinstance(module, nn.Conv1d) and any(
+        parameter.ndim == 3 for parameter in module._parameters.values() if parameter is not None
+    )

@@ -19,6 +19,7 @@ from engine_server.modeling.loader.attention import replace_attention
 from engine_server.modeling.loader.invariance import check_modules
 from engine_server.modeling.loader.rounding import round_weights
 from engine_server.modeling.loader.sample import sample_copy
+from engine_server.modeling.loader.sequences import check_sequences
 from engine_server.modeling.loader.sharding import shard
 from engine_server.modeling.loader.trial import Trial, original_states
 from engine_server.modeling.loader.weights import (
@@ -31,6 +32,7 @@ from engine_server.modeling.platform.interface import Platform
 from engine_server.modeling.replacements.experts import EXPERTS
 from engine_server.modeling.replacements.order import REPLACEMENTS
 from engine_server.modeling.replacements.projections import fuse_projections
+from engine_server.modeling.replacements.recurrences import replace_recurrences
 from engine_server.modeling.replacements.replacement import Choices, Setup
 from engine_server.modeling.replacements.report import PassReport, Tally
 from engine_server.modeling.replacements.ropes import replace_ropes
@@ -76,6 +78,7 @@ def replace_modules(model: PreTrainedModel, plan: LoadPlan) -> list[PassReport]:
     """Run the passes before the loading over a model on the meta device, or over one with weights."""
     return [
         replace_attention(model),
+        replace_recurrences(model),
         replace_linears(model, plan.layout),
         replace_embedding(model),
         *plan.replace(model, holding_weights=True),
@@ -99,8 +102,11 @@ def verified_choices(model: PreTrainedModel, platform: Platform, context: int = 
     copy = sample_copy(model, platform.device, context)
     original = original_states(copy, platform.device)
     replace_attention(copy)
+    replace_recurrences(copy)
     trial = Trial(copy, platform.module_kernels, platform.device)
     trial.check_attention(original)
+    if trial.recurrent:
+        check_sequences(copy, platform)
     return trial.choose()
 
 

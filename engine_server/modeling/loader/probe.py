@@ -1,6 +1,8 @@
 """The first forward, which checks that every layer calls the attention hook, and records its cache shape."""
 
 from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -9,10 +11,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from engine_server.modeling.attention.hook import ForwardContext
 from engine_server.modeling.attention.interface import IntArray, StepInputs, UnsupportedModelError
+from engine_server.modeling.attention.states import Recurrence, StateShape, StepRecurrence
 from engine_server.modeling.attention.step_attention import StepAttention
 from engine_server.modeling.cache.spec import FULL, ChunkSpec, LayerShape, WindowSpec, spec_of
 from engine_server.modeling.heads.pending import Heads
 from engine_server.modeling.heads.scoring import Scoring
+from engine_server.modeling.loader.layer_types import attending_layers, layer_types, num_recurrent_layers
 from engine_server.modeling.loader.refusal import refused_by_name
 
 
@@ -42,17 +46,26 @@ class Probe(StepAttention):
         self.alibi = self.alibi or scoring.alibi is not None
         return super().attend(layer, heads, scoring)
 
-    def check_calls(self, name: str, layers: int, numbered: bool) -> None:
-        """Raise UnsupportedModelError unless each layer of a model called attention once.
+    def check_calls(self, name: str, layers: Sequence[int], numbered: bool) -> None:
+        """Raise UnsupportedModelError unless each of these layers of a model called attention once.
 
         name: of the model; numbered: the layers' numbers are checked too, which identify their caches.
         """
-        complete = self.calls == Counter(range(layers)) if numbered else self.calls.total() == layers
+        complete = self.calls == Counter(layers) if numbered else self.calls.total() == len(layers)
         if not complete:
             raise UnsupportedModelError(
-                f"{name} has {layers} layers, of which {len(self.calls)} call the attention interface of "
+                f"{name} has {len(layers)} layers, of which {len(self.calls)} call the attention interface of "
                 f"transformers, {self.calls.total()} times; it would be computed wrongly"
             )
+
+
+class ModelShapes(NamedTuple):
+    """What a model keeps of earlier tokens."""
+
+    # Of each layer in order; None: it doesn't attend. Empty for an encoder.
+    layers: list[LayerShape | None]
+    # Of each place where a forward carries a state from token to token, in the order of the calls.
+    states: list[StateShape]
 
 
 def probe(
@@ -62,47 +75,67 @@ def probe(
     device: torch.device,
     encoder: bool = False,
     first_position: int = 0,
-) -> list[LayerShape]:
-    """Run `num_tokens` tokens through the model; return the layers' shapes in order, none for an encoder.
+) -> ModelShapes:
+    """Run `num_tokens` tokens through the model, and return what it keeps of them.
 
     Raises UnsupportedModelError for a model that would be computed wrongly.
     """
-    seen, name = Probe(), type(model).__name__
+    seen, sites, name = Probe(), StepRecurrence(), type(model).__name__
     positions = np.arange(num_tokens) + first_position
 
     def compute(backend: Probe, positions: IntArray) -> Tensor:
         with refused_by_name(name):
-            return run(model, backend, positions, device, {})
+            return run(model, backend, positions, device, {}, sites)
 
     output = compute(seen, positions)
-    layers = config.num_hidden_layers
-    seen.check_calls(name, layers, numbered=not encoder)
+    attending = attending_layers(config)
+    seen.check_calls(name, attending, numbered=not encoder)
+    check_sites(name, sites, num_recurrent_layers(config))
     if seen.causal != {not encoder}:
         kind = "an encoder's" if encoder else "a decoder's"
         raise UnsupportedModelError(
             f"not every layer of {name} attends as {kind} does; it would be computed wrongly"
         )
-    shapes = [] if encoder else [seen.shapes[layer] for layer in range(layers)]
+    if encoder:
+        return ModelShapes([], sites.shapes)
+    shapes = [seen.shapes.get(layer) for layer in range(config.num_hidden_layers)]
     sliding, chunk = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
     specs = {
         "full_attention": FULL,
+        "hybrid": FULL,
         "sliding_attention": FULL if sliding is None else WindowSpec(sliding),
         "chunked_attention": FULL if chunk is None else ChunkSpec(chunk),
     }
-    for layer, kind in enumerate((getattr(config, "layer_types", None) or [])[: len(shapes)]):
-        if kind not in specs or specs[kind] != shapes[layer].spec:
+    for layer, (kind, shape) in enumerate(zip(layer_types(config), shapes, strict=False)):
+        if shape is not None and (kind not in specs or specs[kind] != shape.spec):
             raise UnsupportedModelError(
-                f"layer {layer} of {name} is of type {kind}, but attends with {shapes[layer].spec}; "
+                f"layer {layer} of {name} is of type {kind}, but attends with {shape.spec}; "
                 "it would be computed wrongly"
             )
-    if not seen.alibi and torch.equal(output, compute(Probe(), positions[::-1].copy())):
+    # That of a recurrent model is shown to be right on the two-layer copy.
+    counts = not seen.alibi and not sites.shapes
+    if counts and torch.equal(output, compute(Probe(), positions[::-1].copy())):
         raise UnsupportedModelError(f"{name} ignores position_ids; it would be computed wrongly")
-    return shapes
+    return ModelShapes(shapes, sites.shapes)
+
+
+def check_sites(name: str, sites: StepRecurrence, layers: int) -> None:
+    """Raise UnsupportedModelError unless recurrent layers, and no others, carry a state from token to token."""
+    if len(sites.shapes) < layers or (sites.shapes and not layers):
+        raise UnsupportedModelError(
+            f"{name} has {layers} recurrent layers, which call functions of recurrences that are known "
+            f"{len(sites.shapes)} times; it would be computed wrongly"
+        )
 
 
 @torch.inference_mode()
 def run(
-    model: PreTrainedModel, backend: Probe, positions: IntArray, device: torch.device, options: dict[str, int]
+    model: PreTrainedModel,
+    backend: Probe,
+    positions: IntArray,
+    device: torch.device,
+    options: dict[str, int],
+    recurrence: Recurrence | None = None,
 ) -> Tensor:
     """Return logits, or hidden states, of tokens at `positions`; each occurrence of the first begins a sequence."""
     count = len(positions)
@@ -110,7 +143,7 @@ def run(
     lengths = np.diff(starts, append=count)
     inputs = StepInputs.of(np.arange(len(starts)), lengths, lengths)
     try:
-        with ForwardContext(backend).run(inputs):
+        with ForwardContext(backend, recurrence=recurrence).run(inputs):
             output = model(
                 input_ids=torch.arange(count, device=device).unsqueeze(0)
                 % model.config.get_text_config().vocab_size,

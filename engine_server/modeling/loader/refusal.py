@@ -9,13 +9,12 @@ from transformers import PreTrainedConfig
 
 from engine_server.modeling.attention.hook import IMPLEMENTATION
 from engine_server.modeling.attention.interface import UnsupportedModelError
+from engine_server.modeling.loader.layer_types import KNOWN, attending_layers, layer_types
 
 # Errors of code that was not written for the config, or for a flat batch.
 ERRORS = (AssertionError, AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError)
 # transformers quotes the name of our attention where a model's class has no place for it.
 UNKNOWN_ATTENTION = re.compile(rf"""["']{IMPLEMENTATION}["']""")
-# What a config calls the layers that compute softmax attention over all earlier tokens, a window or a chunk of them.
-SUPPORTED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
 @contextmanager
@@ -45,9 +44,10 @@ def check_layer_types(config: PreTrainedConfig, name: str) -> None:
         raise UnsupportedModelError(
             f"{name} has no keys and values of its own: it drafts for another model, which is not supported"
         )
-    types = getattr(text, "layer_types", None) or []
-    unsupported = [kind for kind in dict.fromkeys(types) if kind not in SUPPORTED_LAYERS]
+    unsupported = [kind for kind in dict.fromkeys(layer_types(text)) if kind not in KNOWN]
     if unsupported:
         raise UnsupportedModelError(
             f"{name} has layers of type {', '.join(unsupported)}, which are not supported"
         )
+    if not attending_layers(text):
+        raise UnsupportedModelError(f"{name} has no layer of attention, which is not supported")

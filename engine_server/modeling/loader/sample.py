@@ -27,6 +27,10 @@ NUM_ROWS = 64
 MOST_RANDOM = 1 << 22
 # The ends of names of settings that limit how many earlier tokens a token sees.
 WINDOW_SETTING = re.compile(r"(window|chunk|local_attention)(_size|_len|_length)?$")
+# Settings that have an entry for each layer.
+TYPES_OF_LAYERS = ("layer_types", "layers_block_type")
+# Parameters whose exponential is the rate at which a state is forgotten: the copy's keeps it for many tokens.
+DECAY, SLOWER = "A_log", 4.0
 # The copy's windows and chunks, in tokens.
 WINDOW = 3
 
@@ -83,12 +87,13 @@ def sample_copy(model: PreTrainedModel, device: torch.device, context: int = sys
             materialize(module, device)
     copy.initialize_weights()  # type: ignore[no-untyped-call]  # computes the buffers
     generator = torch.Generator().manual_seed(0)
-    for parameter in copy.parameters():
+    for name, parameter in copy.named_parameters():
         if not parameter.is_meta:
             shape = parameter.shape if parameter.numel() <= MOST_RANDOM else parameter.shape[-1:]
-            parameter.data = (
-                (torch.rand(shape, generator=generator) + 0.5).to(parameter).expand(parameter.shape)
-            )
+            values = torch.rand(shape, generator=generator) + 0.5
+            if name.endswith(DECAY):
+                values -= SLOWER
+            parameter.data = values.to(parameter).expand(parameter.shape)
     return copy.requires_grad_(False)
 
 
@@ -96,13 +101,14 @@ def sample_config(model: PreTrainedModel, context: int) -> PreTrainedConfig:
     """Return the config of a copy with at least one layer of each kind."""
     config = deepcopy(model.config)
     text, count = config.get_text_config(), num_layers(model)
-    kinds = vars(text).get("layer_types")  # of some configs a property, which follows the number of layers
     shared = getattr(text, "num_kv_shared_layers", None)
     if shared:  # the last ones
         text.num_kv_shared_layers = max(shared + count - text.num_hidden_layers, 0)
     text.num_hidden_layers = count
-    if kinds is not None:
-        text.layer_types = list(kinds)[:count]
+    for name in TYPES_OF_LAYERS:
+        # Of some configs a property, which follows the number of layers; of others the number follows the types.
+        if vars(text).get(name) is not None:
+            setattr(text, name, list(vars(text)[name])[:count])
     for name in window_settings(text, context):
         setattr(text, name, WINDOW)
     return config

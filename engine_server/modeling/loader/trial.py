@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from engine_server.modeling.attention.interface import UnsupportedModelError
+from engine_server.modeling.attention.states import StepRecurrence
 from engine_server.modeling.cache.spec import WindowSpec
 from engine_server.modeling.formats.weight_format import as_loaded
 from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet
 from engine_server.modeling.layers.misfits import misfits
 from engine_server.modeling.loader.backbone import backbone
+from engine_server.modeling.loader.layer_types import attending_layers
 from engine_server.modeling.loader.probe import Probe, run
 from engine_server.modeling.loader.refusal import ERRORS
 from engine_server.modeling.loader.sample import WINDOW, shortened_settings
@@ -34,11 +36,17 @@ class Trial:
     """A search for the versions of ours that don't change the output of a two-layer copy."""
 
     def __init__(self, copy: PreTrainedModel, kernels: KernelSet, device: torch.device) -> None:
-        """copy: see `sample_copy`, with attention that calls our hook. Raises UnsupportedModelError if it can't run."""
+        """copy: see `sample_copy`, with our attention and recurrences. Raises UnsupportedModelError if it can't run."""
         self.device = device
         self._setup = Setup(kernels, device, as_loaded)
         self._plain = copy
+        self._sites = StepRecurrence()
         self._expected = self._run(copy)
+
+    @property
+    def recurrent(self) -> bool:
+        """True if the copy carries states from token to token. To be asked after `check_attention`."""
+        return bool(self._sites.shapes)
 
     def choose(self) -> Choices:
         """Return our versions, found one kind after another: each looks for its sites in a copy with those before."""
@@ -119,8 +127,8 @@ class Trial:
         original: see `original_states`.
         """
         copy, seen = nn.Module.float(deepcopy(self._plain)), Probe()
-        found = run(backbone(copy), seen, POSITIONS, self.device, {})
-        layers = copy.config.get_text_config().num_hidden_layers
+        found = run(backbone(copy), seen, POSITIONS, self.device, {}, self._sites)
+        layers = attending_layers(copy.config.get_text_config())
         seen.check_calls(f"a copy of {type(copy).__name__}", layers, numbered=False)
         if original is None:
             return

@@ -103,9 +103,9 @@ class CpuPlatform(Platform):
     def free_memory(self) -> int:
         return free_host_memory()
 
-    def cache_memory(self, utilization: float, reserved: int) -> int:
+    def cache_memory(self, utilization: float, reserved: int, with_states: bool) -> int:
         """Return a share of the free memory; `utilization` and `reserved` apply to GPUs alone."""
-        return min(free_host_memory() // CACHE_SHARE, CACHE_LIMIT)
+        return min(free_host_memory() // CACHE_SHARE, (1 + with_states) * CACHE_LIMIT)
 
     def reset_peak_memory(self) -> None:
         """Do nothing: the peak is not measured."""

@@ -72,7 +72,7 @@ class CudaPlatform(Platform):
     def free_memory(self) -> int:
         return torch.cuda.mem_get_info(self.device)[0]
 
-    def cache_memory(self, utilization: float, reserved: int) -> int:
+    def cache_memory(self, utilization: float, reserved: int, with_states: bool) -> int:
         free, total = torch.cuda.mem_get_info(self.device)
         return free - reserved - int(total * (1 - utilization))
 

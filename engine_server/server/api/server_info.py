@@ -20,8 +20,8 @@ MODEL_SETTINGS = (
     "logprobs_mode", "batch_invariant", "enforce_eager", "skip_tokenizer_init",
 )  # fmt: skip
 CACHE_SETTINGS = (
-    "block_size", "num_gpu_blocks", "bytes_per_token", "cache_dtype", "enable_prefix_caching",
-    "gpu_memory_utilization",
+    "block_size", "num_gpu_blocks", "bytes_per_token", "num_state_slots", "bytes_per_state", "cache_dtype",
+    "enable_prefix_caching", "gpu_memory_utilization",
 )  # fmt: skip
 SCHEDULER_SETTINGS = (
     "max_num_batched_tokens", "max_num_seqs", "enable_chunked_prefill", "policy", "async_scheduling", "max_queue",

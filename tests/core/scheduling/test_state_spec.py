@@ -1,4 +1,4 @@
-"""A spec that the engine does not have, beside one of the whole context: a state for each row, as of a recurrence.
+"""States of recurrent layers, one for each row, beside blocks of the whole context.
 
 A unit is what a recurrence keeps of all tokens before a point. Each step replaces its row's state by the next one, and
 leaves it behind at the end of a block.
@@ -16,41 +16,12 @@ from engine_server.core.scheduling.batch import Batch, by_request
 from engine_server.core.scheduling.request import UNKNOWN, GenerationRequest, Request
 from engine_server.core.scheduling.scheduler import Scheduler
 from engine_server.modeling.cache.layout import lay_out
-from engine_server.modeling.cache.spec import FULL, CacheSpec, LayerShape
-from engine_server.modeling.heads.window import Positions
+from engine_server.modeling.cache.spec import FULL, LayerShape, StateSpec
 from engine_server.requests.messages import RequestStep
 from engine_server.requests.sampling_params import SamplingParams
 
-
-@dataclass(frozen=True)
-class StateSpec(CacheSpec):
-    """One state for each row."""
-
-    unit = "state"
-
-    def unit_bytes(self, shape: LayerShape, block_size: int, dtype: torch.dtype) -> int:
-        return shape.kv_heads * shape.key_dim * shape.value_dim * torch.float32.itemsize
-
-    def limited_to(self, longest: int) -> CacheSpec:
-        return self
-
-    def first_needed(self, position: Positions) -> Positions | int:
-        return position - 1
-
-    def passed_at(self, position: int) -> int:
-        return position + 1
-
-    def new_columns(self, end: int, num_tokens: int, total: int, block_size: int) -> range:
-        return range(max(end, (num_tokens - 1) // block_size), -(-num_tokens // block_size))
-
-    def readable(self, computed: int, num_tokens: int) -> int:
-        return computed  # rows of a step cannot read what others store in it
-
-    def most_units(self, rows: int, num_tokens: int, block_size: int) -> int:
-        return 2 * rows  # a step reads one and stores to another
-
-
-SPECS, STATE = (FULL, StateSpec()), 1
+BYTES = 256
+SPECS, STATE = (FULL, StateSpec(BYTES)), 1
 
 
 @dataclass
@@ -130,8 +101,8 @@ def test_row_has_one_state_and_two_in_the_step_that_begins_a_block() -> None:
         columns.append((batch[0].end, held(scheduler, request)))
         run(scheduler, batch)
     assert columns == [
-        (6, [1]),
-        (10, [1, 2]),  # from the state within a block to that of the next block
+        (4, [0]),  # of the 6 tokens that the step has room for, those of whole blocks
+        (10, [0, 2]),
         (11, [2]),
         (12, [2]),
         (13, [2, 3]),
@@ -144,7 +115,7 @@ def test_row_has_one_state_and_two_in_the_step_that_begins_a_block() -> None:
 def test_prefix_is_cached_up_to_a_state_that_was_left_at_the_end_of_a_block() -> None:
     scheduler = make(num_blocks=40, budget=8, seats=1, specs=SPECS, pools=(0, 1))
     assert finish(scheduler, prompt("first", 19)) == 0
-    # Steps ended at 8 and 16 tokens.
+    # Cut at 8 tokens, the last end of a block that is 8 tokens or more before the end; 16 was the latest one.
     assert finish(scheduler, prompt("longer", 23)) == 16
     assert finish(scheduler, prompt("shorter", 14)) == 8
     assert finish(scheduler, prompt("shortest", 7)) == 0
@@ -185,7 +156,8 @@ def test_states_are_freed_with_the_blocks(end: str) -> None:
         pool.num_blocks for pool in scheduler.table.pools
     ]
     scheduler.check_integrity()
-    assert finish(scheduler, prompt("next", 23)) == 8
+    # After two steps of 8 tokens; the last one's state is left behind as the request ends.
+    assert finish(scheduler, prompt("next", 23)) == 16
 
 
 def test_blocks_of_a_failed_step_are_forgotten_although_no_state_was_left_in_it() -> None:
@@ -206,10 +178,10 @@ def test_pool_has_the_states_of_all_rows_and_some_for_cached_prefixes() -> None:
 
 
 def test_states_have_a_pool_of_their_own_and_take_no_bytes_for_another_token() -> None:
-    layers = [LayerShape(2, 8, 8), LayerShape(2, 8, 8, StateSpec())] * 2
+    layers = [LayerShape(2, 8, 8), LayerShape(2, 8, 8, StateSpec(BYTES))] * 2
     layout = lay_out(layers, longest=64)
-    assert layout.specs == [FULL, StateSpec()]
+    assert layout.specs == [FULL, StateSpec(BYTES)]
     assert layout.pools == [0, 1]
     assert layout.tensors == [0, 1, 2, 3]
-    assert layout.unit_bytes(16, torch.bfloat16) == [2 * 16 * 2 * 16 * 2, 2 * 2 * 8 * 8 * 4]
+    assert layout.unit_bytes(16, torch.bfloat16) == [2 * 16 * 2 * 16 * 2, 2 * BYTES]
     assert layout.token_bytes(torch.bfloat16) == 2 * 2 * 16 * 2
