@@ -188,9 +188,9 @@ def continue_by_forwards(model: Any, prompt: torch.Tensor, first: int) -> tuple[
 def start(folder: str, load_format: str) -> LLMEngine:
     return LLMEngine.from_engine_args(
         EngineArgs(
-            model=folder, load_format=load_format, runner="generate", generation_config="vllm", dtype="float32", device="cpu",
+            model=folder, load_format=load_format, runner="generate", dtype="float32", device="cpu",
             skip_tokenizer_init=True, max_model_len=CONTEXT, num_gpu_blocks_override=16, max_num_batched_tokens=16,
-            num_state_slots=8, disable_log_stats=True,
+            generation_config="vllm", num_state_slots=8, disable_log_stats=True,
         )
     )  # fmt: skip
 
