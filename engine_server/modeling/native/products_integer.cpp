@@ -308,39 +308,31 @@ void multiply_tile(const Job& job, const Codes& codes, int64_t row, int64_t outp
     #pragma GCC unroll 12
     for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < VECTORS; v++) results[r][v] = floats{};
-    const auto total = [&](ints (&totals)[ROWS][VECTORS], int64_t place) {
-        multiply_group<BITS, GROUP>(totals, codes, place * (GROUP / INPUTS<BITS>), own + place * GROUP, weight.in);
-        for (int r = 0; !MINIMA && r < ROWS; r++)
-            for (int v = 0; v < VECTORS; v++) totals[r][v] += starts[place + r * groups];
-    };
     for (int64_t group = 0; group < weight.groups(); group++) {
         floats products[ROWS][VECTORS] = {};
         float sums[ROWS] = {};
-        for (int64_t place = group * shared; SHARED && place < (group + 1) * shared; place++) {
-            ints totals[ROWS][VECTORS];
-            total(totals, place);
-            for (int r = 0; r < ROWS; r++) {
+        ints totals[ROWS][VECTORS];
+        for (int64_t place = group * shared; place < (group + 1) * shared; place++) {
+            multiply_group<BITS, GROUP>(totals, codes, place * (GROUP / INPUTS<BITS>), own + place * GROUP, weight.in);
+            for (int r = 0; !MINIMA && r < ROWS; r++)
+                for (int v = 0; v < VECTORS; v++) totals[r][v] += starts[place + r * groups];
+            for (int r = 0; SHARED && r < ROWS; r++) {
                 const floats scale = broadcast(scales[place + r * groups]);
                 for (int v = 0; v < VECTORS; v++)
                     products[r][v] = fused(__builtin_convertvector(totals[r][v], floats), scale, products[r][v]);
                 if (MINIMA) sums[r] += minima[place + r * groups];
             }
         }
-        if (!SHARED) {
-            ints totals[ROWS][VECTORS];
-            total(totals, group);
-            for (int r = 0; r < ROWS; r++) {
-                sums[r] = minima[group + r * groups];
-                for (int v = 0; v < VECTORS; v++)
-                    products[r][v] = __builtin_convertvector(totals[r][v], floats);
-            }
-        }
-        for (int v = 0; v < VECTORS; v++) {
-            const floats scale = codes.scale(group, v), minimum = MINIMA ? codes.minimum(group, v) : floats{};
-            for (int r = 0; r < ROWS; r++) {
-                const floats own_scale = SHARED ? scale : scale * broadcast(scales[group + r * groups]);
-                results[r][v] = fused(products[r][v], own_scale, results[r][v]);
-                if (MINIMA) results[r][v] = fused(minimum, broadcast(sums[r]), results[r][v]);
+        #pragma GCC unroll 12
+        for (int r = 0; r < ROWS; r++) {
+            const float scale = scales[group + r * groups], sum = SHARED || !MINIMA ? sums[r] : minima[group + r * groups];
+            for (int v = 0; v < VECTORS; v++) {
+                if (SHARED)
+                    results[r][v] = fused(products[r][v], codes.scale(group, v), results[r][v]);
+                else
+                    results[r][v] = fused(__builtin_convertvector(totals[r][v], floats),
+                                          codes.scale(group, v) * broadcast(scale), results[r][v]);
+                if (MINIMA) results[r][v] = fused(codes.minimum(group, v), broadcast(sum), results[r][v]);
             }
         }
     }
