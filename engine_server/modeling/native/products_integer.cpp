@@ -240,6 +240,7 @@ inline ints total_of(halves sums) { return add_pairs(sums, halves{} + 1); }
 
 // The sums of products of one group of ROWS rows, whose codes begin at step `first`.
 template <int BITS, int GROUP, int ROWS, typename Codes>
+    requires(ROWS <= TILE)
 inline void multiply_group(ints (&totals)[ROWS][VECTORS], const Codes& codes, int64_t first, const Code<BITS>* values,
                            int64_t stride) {
     constexpr int STEPS = GROUP / INPUTS<BITS>;
