@@ -27,6 +27,6 @@ def emulated(level: str, folder: Path) -> Path:
     if compiler is None:
         pytest.skip("emulated kernels need g++ and a CPU with AVX2")
     library = folder / f"kernels-{level}.so"
-    options = (*build.FLAGS, *LEVELS["avx2"].options, *EMULATED[level])
+    options = (*build.FLAGS, "-O1", *LEVELS["avx2"].options, *EMULATED[level])  # compiles in half the time
     run([compiler, *options, "-shared", *map(str, sorted(FOLDER.glob("*.cpp"))), "-o", str(library)], check=True)
     return library
