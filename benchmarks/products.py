@@ -3,7 +3,8 @@
     python -m benchmarks.products [--threads 1] [--rows 1 8 32 128] [--seconds 2]
 
 Prints 10^9 multiply-adds a second, the most of many short repetitions, in which the sides take turns. Weights of a few
-rows are read from memory or the last cache, since a model's layers are more than a core's own caches hold.
+rows are read from memory or the last cache, since a model's layers are more than a core's own caches hold. First come
+the most that a thread can multiply, and for each format its share of that for all threads.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import time
 
 import torch
 
+from benchmarks.multiply_limits import limits
 from engine_server.modeling.formats.dense import DenseFormat
 from engine_server.modeling.formats.integer import IntegerFormat
 from engine_server.modeling.formats.native_floating import NativeFloatingFormat
@@ -23,6 +25,8 @@ from engine_server.modeling.native.levels import instruction_level
 SHAPES = ((576, 960), (576, 576), (576, 3072), (1536, 576))
 # Layers whose weights take turns.
 LAYERS = 8
+# The kinds of operands of the limits, by format; others multiply floats.
+OPERANDS = {"Q4_1": "4 bits", "Q8_0": "8 bits", "int8": "8 bits"}
 
 
 def formats(inputs: int, outputs: int) -> dict[str, WeightFormat]:
@@ -72,12 +76,20 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     print(f"instruction level {instruction_level()}, {args.threads} threads, torch {torch.__version__}")
+    machine = limits()
+    for kind, limit in machine.items():
+        print(
+            f"the most of {kind}: " + ", ".join(f"{rate:.1f} from {place}" for place, rate in limit.items())
+        )
     for inputs, outputs in SHAPES:
         for rows in args.rows:
             rates = measure(inputs, outputs, rows, args.seconds)
+            most = {
+                name: args.threads * machine[OPERANDS.get(name, "float32")]["registers"] for name in rates
+            }
             print(
                 f"{inputs} to {outputs}, {rows} rows: "
-                + ", ".join(f"{name} {rate:.1f}" for name, rate in rates.items())
+                + ", ".join(f"{name} {rate:.1f} ({rate / most[name]:.0%})" for name, rate in rates.items())
             )
 
 

@@ -7,10 +7,11 @@ server. --vllm and --openvino are virtual environments with vLLM's CPU build and
 in which npm installed node-llama-cpp.
 
 All sides run from the start and are measured in turn, five rounds (rounds.py has the rules). Figures are medians: the
-output tokens a second of 1, 8 and 32 requests at a time with 128 tokens in and out, and over HTTP the seconds to the
-first token of a prompt of 2,040. Behind each is its share of the bound: the time in which all threads read the weights
-that a token needs from memory, as a share of the time of a decode step. They are printed, and saved in
-benchmarks/results.
+output tokens a second of 1, 8 and 32 requests at a time with 128 tokens in and out; the seconds until a prompt has its
+first token, or all of some that come at once; and over HTTP, of 8 clients that decode while prompts of 2,000 tokens
+arrive, the longest time between two tokens, and the tokens a second. Behind output tokens is their share of the bound:
+the time in which all threads read the weights that a token needs from memory, as a share of the time of a decode step.
+They are printed, and saved in benchmarks/results.
 """
 
 import argparse
@@ -32,7 +33,9 @@ from benchmarks.record import save
 from engine_server.modeling.native import levels
 
 AT_A_TIME = (1, 8, 32)
-PROMPT = Work(1, prompt_tokens=2040, new_tokens=2, to_first_token=True)
+# Numbers of prompts that come at once, and their tokens.
+PROMPTS = ((1, 128), (1, 512), (1, 2040), (1, 8000), (8, 128), (8, 512), (32, 128), (32, 512))
+BESIDE = 2000
 HTTP_BF16, HTTP_Q4 = "Fairlead, bfloat16, HTTP", "Fairlead, GGUF, HTTP"
 IN_PROCESS = "Fairlead, GGUF, in process"
 # A table of which a token needs a row (Gemma 3n, Gemma 4). The token embeddings count: mostly they are the head too.
@@ -93,7 +96,7 @@ def tensors_of(file: Path) -> Iterator[tuple[str, int, int]]:
 def describe(name: str, work: Work, cell: Cell, read_seconds: float) -> dict[str, float]:
     """Return what is saved of a cell: its figure, the spread of its rounds, and its share of the bound."""
     saved = {"median": round(cell.median, 3), "spread": round(cell.spread, 2)}
-    if not work.to_first_token:
+    if work.figure == "tok/s":
         steps_a_second = cell.median / work.requests_at_a_time
         saved["share_of_bound"] = round(steps_a_second * read_seconds, 3)
     return saved
@@ -139,10 +142,18 @@ def main() -> int:
     figures: dict[str, dict[str, dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as logs, ExitStack() as stack:
         servers, libraries, runs = start(stack, flags, Path(logs))
+        sides = servers + libraries
         works: dict[str, tuple[Work, list[Side]]] = {
-            f"{count} at a time, tok/s": (Work(count), servers + libraries) for count in AT_A_TIME
+            f"{count} at a time, tok/s": (Work(count), sides) for count in AT_A_TIME
         }
-        works[f"first token of {PROMPT.prompt_tokens:,}, s"] = (PROMPT, servers)
+        for count, tokens in PROMPTS:
+            name = f"first token of {count} x {tokens:,}, s" if count > 1 else f"first token of {tokens:,}, s"
+            works[name] = (Work(count, tokens, 2, "first token, s"), sides)
+        works["8 beside prompts, longest gap, s"] = (
+            Work(8, figure="longest gap, s", tokens_beside=BESIDE),
+            servers,
+        )
+        works["8 beside prompts, tok/s"] = (Work(8, tokens_beside=BESIDE), servers)
         for label, (work, sides) in works.items():
             figures[label] = {
                 name: describe(name, work, cell, read_seconds[flags.gguf if "GGUF" in name else flags.folder])

@@ -9,7 +9,7 @@ from engine_server.telemetry.metrics_snapshot import Counter
 
 
 def main() -> None:
-    llm = LLM(sys.argv[1], max_model_len=2048, max_num_seqs=64, enable_prefix_caching=False)
+    llm = LLM(sys.argv[1], max_model_len=8192, max_num_seqs=64, enable_prefix_caching=False)
     kernels = llm.llm_engine.config.device_config.kernels_in_use
     for line in sys.stdin:
         request = json.loads(line)

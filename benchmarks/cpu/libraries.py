@@ -13,8 +13,8 @@ from typing import Any
 from benchmarks.cpu.recorded import Run
 from benchmarks.cpu.rounds import LEAST_REQUESTS, Side, Work
 
-# About 128 tokens, as many as are generated.
-PROMPT = "Tell me a long story about number {}. " * 12
+# A sentence, and about how many tokens it is.
+SENTENCE, SENTENCE_TOKENS = "Tell me a long story about number {}. ", 10.7
 
 
 @contextmanager
@@ -40,11 +40,18 @@ def library(name: str, command: Sequence[str], folder: Path | None = None) -> It
 
         def measure(work: Work, number: int) -> float:
             size = work.requests_at_a_time
+            if work.figure == "first token, s":
+                return ask([prompt_of(work.prompt_tokens, 1000 * number + index) for index in range(size)], 1)
             count = max(LEAST_REQUESTS, size)
-            prompts = [PROMPT.format(*[1000 * number + index] * 12) for index in range(count)]
+            prompts = [prompt_of(work.prompt_tokens, 1000 * number + index) for index in range(count)]
             seconds = sum(ask(prompts[at : at + size], work.new_tokens) for at in range(0, count, size))
             return work.new_tokens * count / seconds
 
         ask(["Warm up."], 8)
         yield Side(name, process.pid, measure), Run(lambda: last["kernels"], lambda: last["steps"])
         requests.close()
+
+
+def prompt_of(tokens: int, number: int) -> str:
+    """Return a text of about so many tokens, which no other number has."""
+    return SENTENCE.format(number) * round(tokens / SENTENCE_TOKENS)

@@ -15,13 +15,15 @@ const llama = await getLlama({gpu: false, build: "never", maxThreads: threads, l
 const model = await llama.loadModel({modelPath: process.argv[2]});
 const contexts = new Map();
 
-// A context with as many sequences as prompts, kept for later requests.
-async function contextFor(sequences) {
-  if (!contexts.has(sequences)) {
-    const size = {sequences, contextSize: 384, batchSize: 512};
-    contexts.set(sequences, await model.createContext({...size, threads, flashAttention: true}));
+// A context with as many sequences as prompts, and room for the longest of them and its answer, kept for later requests.
+async function contextFor(prompts, maxTokens) {
+  const longest = Math.max(...prompts.map((prompt) => model.tokenize(prompt).length));
+  const contextSize = Math.ceil((longest + maxTokens + 1) / 128) * 128, sequences = prompts.length;
+  const key = `${sequences} ${contextSize}`;
+  if (!contexts.has(key)) {
+    contexts.set(key, await model.createContext({sequences, contextSize, batchSize: 512, threads, flashAttention: true}));
   }
-  return contexts.get(sequences);
+  return contexts.get(key);
 }
 
 async function complete(sequence, prompt, maxTokens) {
@@ -35,7 +37,7 @@ async function complete(sequence, prompt, maxTokens) {
 
 for await (const line of createInterface({input: process.stdin})) {
   const {prompts, new_tokens: maxTokens} = JSON.parse(line);
-  const context = await contextFor(prompts.length);
+  const context = await contextFor(prompts, maxTokens);
   const sequences = prompts.map(() => context.getSequence());
   const started = performance.now();
   const made = await Promise.all(prompts.map((prompt, index) => complete(sequences[index], prompt, maxTokens)));

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import median
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from benchmarks.router.processes import family
 
@@ -19,14 +19,19 @@ SETTLE_SECONDS = 0.5
 LEAST_REQUESTS = 4
 
 
+# Output tokens a second; the seconds until all requests have their first token; the longest time between two tokens.
+Figure = Literal["tok/s", "first token, s", "longest gap, s"]
+
+
 class Work(NamedTuple):
     """The load of a measurement."""
 
     requests_at_a_time: int
     prompt_tokens: int = 128
     new_tokens: int = 128
-    # The figure is the seconds to the first token instead of output tokens a second.
-    to_first_token: bool = False
+    figure: Figure = "tok/s"
+    # The tokens of prompts that one more client sends meanwhile, one after another.
+    tokens_beside: int = 0
 
 
 class Side(NamedTuple):

@@ -3,25 +3,32 @@
 import asyncio
 import json
 import os
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.cpu.recorded import Run
 from benchmarks.cpu.rounds import LEAST_REQUESTS, Side, Work
 from benchmarks.router.processes import await_answer, free_port, process, python
 from engine_server.bench.arrivals import Clients
+from engine_server.bench.client import Answer, Client
 from engine_server.bench.load import Load
 from engine_server.bench.rows import Measurement
-from engine_server.bench.run import bench
+from engine_server.bench.run import bench, calibrate
+from engine_server.bench.run import measure as run_load
 
 # vLLM's CPU build takes one to three minutes.
 START_SECONDS = 300.0
+# More than arrive while the other clients decode.
+MOST_PROMPTS = 1000
 PROBE = json.dumps({"model": "model", "prompt": "The sea is", "max_tokens": 1}).encode()
-CONTEXT = ("--max-model-len", "2048", "--max-num-seqs", "64")
+CONTEXT = ("--max-model-len", "8192", "--max-num-seqs", "64")
 
 
 @contextmanager
@@ -63,14 +70,39 @@ def measure_over(base_url: str) -> Callable[[Work, int], float]:
 
     def measure(work: Work, number: int) -> float:
         load = Load(base_url, "model", work.prompt_tokens, work.new_tokens, seed=number)
-        clients, rows = work.requests_at_a_time, list[Measurement]()
+        clients = work.requests_at_a_time
+        if work.tokens_beside:
+            return asyncio.run(measure_beside(load, clients, work))
+        rows: list[Measurement] = []
         asyncio.run(bench(load, [Clients(clients)], rows, count=max(LEAST_REQUESTS, clients)))
         (row,) = rows
         if row.errors:
             raise SystemExit(f"{base_url}: {row.first_errors}")
-        return row.ttft_p50 / 1000 if work.to_first_token else row.output_tokens_per_second
+        if work.figure == "first token, s":
+            return (row.ttft_p50 if clients == 1 else row.ttft_p99) / 1000
+        return row.output_tokens_per_second
 
     return measure
+
+
+async def measure_beside(load: Load, clients: int, work: Work) -> float:
+    """Return the figure of clients that decode while another one's prompts arrive, one after another."""
+    prompts = replace(load, input_tokens=work.tokens_beside, output_tokens=1)
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
+        decoding, prompting = Client(session, load, ""), Client(session, prompts, "")
+        words, long = await calibrate(decoding, load), await calibrate(prompting, prompts)
+        answers: list[Answer] = []
+        started = time.perf_counter()
+        others = asyncio.create_task(run_load(prompting, prompts, Clients(1), MOST_PROMPTS, long, []))
+        await run_load(decoding, load, Clients(clients), clients, words, answers)
+        seconds = time.perf_counter() - started
+        others.cancel()
+        await asyncio.wait([others])
+    if failed := [answer.error for answer in answers if answer.error]:
+        raise SystemExit(f"{load.base_url}: {failed[:3]}")
+    if work.figure == "longest gap, s":
+        return max(gap for answer in answers for gap in answer.gaps)
+    return sum(answer.output_tokens for answer in answers) / seconds
 
 
 def read(url: str) -> str:

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "attention_tile.h"
+#include "attention_panels.h"
 #ifdef __AMX_BF16__
 #include "attention_amx.h"
 #endif
@@ -121,10 +121,10 @@ Piece find(const Step& step, const Item& item, int index, int begin, int end) {
     return piece;
 }
 
-// Copies a row of a query as factors of elements of type E.
-template <typename E, typename T>
+// Copies a row of a query as numbers of type Q.
+template <typename Q, typename T>
 void copy_query(uint32_t* to, const T* query, int words) {
-    if constexpr (std::is_same_v<Factor<E>, T>)
+    if constexpr (std::is_same_v<Q, T>)
         std::memcpy(to, query, words * sizeof(uint32_t));
     else
         for (int d = 0; d < words; d++) to[d] = uint32_t(query[d].bits) << 16;
@@ -133,9 +133,9 @@ void copy_query(uint32_t* to, const T* query, int words) {
 // Computes an item; reads the beginning of `next` meanwhile, unless it is null.
 template <typename T, typename Kernel>
 void attend(const Step& step, const Item& item, const Item* next, float* kept, Scratch& scratch) {
-    using E = typename Kernel::Element;
+    using Q = typename Kernel::Query;
     const Tokens& tokens = item.tokens;
-    const int group = step.group(), rows = tokens.count * group, words = step.keys.dim / PAIR<E>;
+    const int group = step.group(), rows = tokens.count * group, words = step.keys.dim * sizeof(Q) / sizeof(uint32_t);
     const int first_head = item.head * group;
     scratch.query.resize((rows + Kernel::ROWS - 1) * words);
     scratch.rows.resize(rows);
@@ -148,7 +148,7 @@ void attend(const Step& step, const Item& item, const Item* next, float* kept, S
         const int index = r / group, head = first_head + r % group;
         const T* query = (const T*)step.query
             + (tokens.sequence->first + tokens.first + index) * step.query_token + head * step.query_head;
-        copy_query<E>(scratch.query.data() + r * words, query, words);
+        copy_query<Q>(scratch.query.data() + r * words, query, words);
         scratch.rows[r] = row_of(step, tokens, index, head);
         if (item.kept < 0) start(step, states + r * step.stride(), step.sink(head));
     }
@@ -242,7 +242,8 @@ Plan plan_work(const Step& step, int threads) {
     return plan;
 }
 
-template <typename T, typename Kernel>
+// By a kernel for few rows and one for many.
+template <typename T, typename Few, typename Many>
 void attend(const Step& step) {
     static thread_local std::vector<float> kept;
     static thread_local Scratch scratch;
@@ -253,7 +254,8 @@ void attend(const Step& step) {
     const int64_t count = plan.items.size();
     for_each_in_parallel(count, [&](int64_t i) {
         const int64_t next = i + threads;  // probably this thread's
-        attend<T, Kernel>(step, plan.items[i], next < count ? &plan.items[next] : nullptr, shared, scratch);
+        const auto run = plan.items[i].tokens.count * step.group() < Many::LEAST ? attend<T, Few> : attend<T, Many>;
+        run(step, plan.items[i], next < count ? &plan.items[next] : nullptr, shared, scratch);
     });
     for_each_in_parallel(plan.joins.size(), [&](int64_t i) { join<T>(step, plan.joins[i], shared, scratch); });
 }
@@ -263,9 +265,9 @@ template <typename T, typename E>
 void attend_over(const Step& step) {
 #ifdef __AMX_BF16__
     if constexpr (std::is_same_v<E, bfloat16>)
-        if (ByTiles::take(step.keys.dim, step.values.dim)) return attend<T, ByTiles>(step);
+        if (ByTiles::take(step.keys.dim, step.values.dim)) return attend<T, ByTiles, ByTiles>(step);
 #endif
-    attend<T, ByVectors<E>>(step);
+    attend<T, ByVectors<E>, ByPanels<E>>(step);
 }
 
 }  // namespace

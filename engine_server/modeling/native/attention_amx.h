@@ -139,7 +139,8 @@ inline void attend_rows(const Tile& tile, const Piece& piece, const Ahead& ahead
 class ByTiles {
   public:
     using Element = bfloat16;
-    static constexpr int ROWS = TILE_ROWS;
+    using Query = bfloat16;
+    static constexpr int ROWS = TILE_ROWS, LEAST = 1;
 
     explicit ByTiles(int rows) : ByTiles(rows, (rows + ROWS - 1) / ROWS) {}
 

@@ -78,8 +78,13 @@ inline floats dot(floats sum, words a, words b) {
 #endif
 }
 
-inline void store_weights(float* to, floats weights) { store(to, weights); }
+// Stores weights for elements of type E: those of bfloat16 are rounded, whatever they are stored as.
+template <typename E>
+inline void store_weights(float* to, floats weights) {
+    store(to, PAIR<E> == 1 ? weights : (floats)(rounded_to_bfloat16(weights) & 0xffff0000));
+}
 
+template <typename E>
 inline void store_weights(bfloat16* to, floats weights) {
 #ifdef __AVX512BF16__
     _mm256_storeu_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh(weights));
@@ -173,29 +178,40 @@ inline floats scales(const float* const* groups, int place) { return load(groups
 template <typename E>
 floats score(float* own, const Row& row, const Scores& scores, const Piece& piece, int first, int last) {
     floats most = floats{} + LOWEST;
-    for (int place = first; place < last; place += LANES) {
-        floats score = load(own + place) * (scores.scaling * UNIT<E>);
-        if constexpr (SCALED<E>) score *= scales(piece.key_scales, place);
-        if (scores.softcap) score = capped(score, scores.softcap);
-        if (scores.alibi)
-            score -= row.slope * __builtin_convertvector(row.position - piece.start - place - LANE, floats);
-        score = seen(row, piece, place, score, HIDDEN);
-        store(own + place, score);
-        most = score > most ? score : most;
+    const float scaling = scores.scaling * UNIT<E>;
+    const auto each = [&](const auto& adjust) {
+        for (int place = first; place < last; place += LANES) {
+            floats score = load(own + place) * scaling;
+            if constexpr (SCALED<E>) score *= scales(piece.key_scales, place);
+            score = adjust(place, score);
+            store(own + place, score);
+            most = score > most ? score : most;
+        }
+    };
+    const bool sees_all = row.begin <= piece.start + first && piece.start + last <= row.end;
+    if (sees_all && !scores.softcap && !scores.alibi) {
+        each([](int, floats score) { return score; });
+    } else {
+        each([&](int place, floats score) {
+            if (scores.softcap) score = capped(score, scores.softcap);
+            if (scores.alibi)
+                score -= row.slope * __builtin_convertvector(row.position - piece.start - place - LANE, floats);
+            return seen(row, piece, place, score, HIDDEN);
+        });
     }
     return most;
 }
 
 // Turns the scores of a row into weights, relative to `most`. Returns their sums by lanes.
-template <typename E>
-floats weigh(Factor<E>* weights, const float* own, const Row& row, const Piece& piece, float most, int first, int last) {
+template <typename E, typename F>
+floats weigh(F* weights, const float* own, const Row& row, const Piece& piece, float most, int first, int last) {
     floats total = {};
     for (int place = first; place < last; place += LANES) {
         floats powers = exponential(load(own + place) - most);
         total += powers;
         if constexpr (SCALED<E>)
             powers = seen(row, piece, place, powers * (scales(piece.value_scales, place) * UNIT<E>), 0);
-        store_weights(weights + place, powers);
+        store_weights<E>(weights + place, powers);
     }
     return total;
 }
@@ -216,10 +232,10 @@ inline Range seen_by(const Row* rows, int count, const Piece& piece) {
 }
 
 // Turns the products of at most R rows into weights, at the places begin to end, and joins the headers of the rows'
-// parts to their states. Sets the factors of their values.
-template <typename E, int R>
-inline void weigh_rows(int count, uint32_t (*weights)[PIECE / PAIR<E>], Joint* joints, float (*scores)[PIECE],
-                       const Tile& tile, int first, const Piece& piece, int begin, int end) {
+// parts to their states. Sets the factors of their values. Weights, of type F, may replace the scores.
+template <typename E, int R, typename F = Factor<E>, typename Weights>
+inline void weigh_rows(int count, Weights* weights, Joint* joints, float (*scores)[PIECE], const Tile& tile, int first,
+                       const Piece& piece, int begin, int end) {
     // Each step for all rows, so that none waits for the one before it.
     const Row* rows = tile.rows + first;
     floats lanes[R];
@@ -227,7 +243,7 @@ inline void weigh_rows(int count, uint32_t (*weights)[PIECE / PAIR<E>], Joint* j
     for (int r = 0; r < count; r++) lanes[r] = score<E>(scores[r], rows[r], tile.scores, piece, begin, end);
     for (int r = 0; r < count; r++) most[r] = largest(lanes[r]);
     for (int r = 0; r < count; r++)
-        lanes[r] = weigh<E>((Factor<E>*)weights[r], scores[r], rows[r], piece, most[r], begin, end);
+        lanes[r] = weigh<E>((F*)weights[r], scores[r], rows[r], piece, most[r], begin, end);
     for (int r = 0; r < count; r++) totals[r] = sum(lanes[r]);
     join_headers(count, tile.states + first * tile.stride, tile.stride, most, totals, joints);
 }
@@ -306,6 +322,7 @@ void attend_by_vectors(const Tile& tile, const Piece& piece, const Ahead& ahead,
 template <typename E>
 struct ByVectors {
     using Element = E;
+    using Query = Factor<E>;
     static constexpr int ROWS = 1;  // of a query that are read at once, if only the first of them is a tile's
 
     explicit ByVectors(int) {}
