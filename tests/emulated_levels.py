@@ -28,5 +28,8 @@ def emulated(level: str, folder: Path) -> Path:
         pytest.skip("emulated kernels need g++ and a CPU with AVX2")
     library = folder / f"kernels-{level}.so"
     options = (*build.FLAGS, "-O1", *LEVELS["avx2"].options, *EMULATED[level])  # compiles in half the time
-    run([compiler, *options, "-shared", *map(str, sorted(FOLDER.glob("*.cpp"))), "-o", str(library)], check=True)
+    run(
+        [compiler, *options, "-shared", *map(str, sorted(FOLDER.glob("*.cpp"))), "-o", str(library)],
+        check=True,
+    )
     return library

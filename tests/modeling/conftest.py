@@ -23,7 +23,7 @@ def emulated_library(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str]
 
 @pytest.fixture(scope="module", params=LEVELS)
 def level(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Load the kernels of an instruction level: this machine's own, and in the thorough tier all, emulated if need be."""
+    """Load the kernels of an instruction level: this machine's, and in the thorough tier all, emulated if needed."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param in LACKING:
             compiled = request.getfixturevalue("emulated_library")(request.param)
