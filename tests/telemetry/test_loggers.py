@@ -124,6 +124,7 @@ def test_prometheus_exposes_recorded_statistics() -> None:
     assert values[key("request_params_max_tokens_sum")] == 5
     settings = {
         "block_size": "16",
+        "bytes_per_state": "None",
         "bytes_per_token": "None",
         "cache_dtype": "auto",
         "enable_prefix_caching": "True",
@@ -132,6 +133,7 @@ def test_prometheus_exposes_recorded_statistics() -> None:
         "kv_cache_memory_bytes": "None",
         "num_gpu_blocks": "8",
         "num_gpu_blocks_override": "8",
+        "num_state_slots": "None",
     }
     info = ("vllm:cache_config_info", tuple(settings.items()))
     assert values[info] == 1
