@@ -179,18 +179,22 @@ class BlockTable:
             spec.new_columns(columns[row].stop, num_tokens, total, self.block_size)
             for spec, columns in zip(self.specs, self._columns, strict=True)
         ]
-        if self.state_kind is not None and added[self.state_kind] and self._goes_on_in_place(row):
-            self._move_state(row, added[self.state_kind])
-            added[self.state_kind] = range(0)
-        if not self.has_free([len(new) for new in added]):
+        counts = [len(new) for new in added]
+        in_place = self.state_kind if self._goes_on_in_place(row) else None
+        if in_place is not None:
+            counts[in_place] = 0
+        if not self.has_free(counts):
             return False
         for kind, new in enumerate(added):
             if not new:
                 continue
+            block_ids = (
+                self._take_over(kind, row) if kind == in_place else self.pool_of[kind].allocate(len(new))
+            )
             columns = self._columns[kind][row]
             if new.start > columns.stop:
                 self.ids[kind, row, columns.stop : new.start] = NO_UNIT
-            self.ids[kind, row, new.start : new.stop] = self.pool_of[kind].allocate(len(new))
+            self.ids[kind, row, new.start : new.stop] = block_ids
             self._columns[kind][row] = range(columns.start, new.stop)
             self._changed_from.setdefault((kind, row), new.start)
         self._unchanged_until[row] = self._next_change(row)
@@ -300,24 +304,21 @@ class BlockTable:
 
     def _goes_on_in_place(self, row: int) -> bool:
         """Return True if no state is free, and the row has one that nobody else reads."""
-        assert self.state_kind is not None
+        if self.state_kind is None:
+            return False
         columns, pool = self._columns[self.state_kind][row], self.pool_of[self.state_kind]
         if pool.num_free or not columns:
             return False
         return not pool.is_shared(int(self.ids[self.state_kind, row, columns.stop - 1]))
 
-    def _move_state(self, row: int, new: range) -> None:
-        """Move a row's state to a later column, in which the step replaces it; its cell is still read there."""
-        kind = self.state_kind
-        assert kind is not None
-        columns = self._columns[kind][row]
-        block_id = int(self.ids[kind, row, columns.stop - 1])
-        self._release_before(kind, row, columns.stop - 1)
+    def _take_over(self, kind: int, row: int) -> list[int]:
+        """Return a row's last block, for a later column in which a step replaces it; the step still reads its cell."""
+        stop = self._columns[kind][row].stop
+        self._release_before(kind, row, stop - 1)
+        self._columns[kind][row] = range(stop, stop)
+        block_id = int(self.ids[kind, row, stop - 1])
         self.pool_of[kind].forget(block_id)
-        self.ids[kind, row, columns.stop : new.start] = NO_UNIT
-        self.ids[kind, row, new.stop - 1] = block_id
-        self._columns[kind][row] = range(new.stop - 1, new.stop)
-        self._changed_from[kind, row] = min(self._changed_from.get((kind, row), new.stop - 1), new.stop - 1)
+        return [block_id]
 
     def _replace_latest(self, row: int, latest: tuple[int, Key] | None) -> None:
         """Forget the state that a row has published before."""

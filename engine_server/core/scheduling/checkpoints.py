@@ -30,19 +30,21 @@ class Checkpoints:
         count, self._num_without_state = self._num_without_state, 0
         return count
 
-    def columns(self, request: Request, hashes: list[bytes], cached: int) -> tuple[int, ...]:
-        """Return the columns after which a request is cut that begins with `cached` tokens."""
-        if not self.enabled:
-            return ()
-        size = self._table.block_size
-        ends = {(len(request.token_ids) - UNSTABLE_TOKENS) // size, self._table.num_whole(hashes) // size}
-        return tuple(sorted(end - 1 for end in ends if end * size > cached))
+    def plan(self, request: Request, hashes: list[bytes], cached: int) -> int:
+        """Choose the columns after which a request is cut that begins with `cached` tokens.
 
-    def enter(self, request: Request, hashes: list[bytes], cached: int) -> None:
-        """Let others wait for the states of a request that is admitted with `cached` tokens."""
+        Return how many further tokens have K and V in the cache, but no state.
+        """
         if not self.enabled:
-            return
-        self._num_without_state += self._table.num_whole(hashes) - cached
+            return 0
+        size, whole = self._table.block_size, self._table.num_whole(hashes)
+        ends = {(len(request.token_ids) - UNSTABLE_TOKENS) // size, whole // size}
+        request.checkpoints = tuple(sorted(end - 1 for end in ends if end * size > cached))
+        return whole - cached
+
+    def enter(self, request: Request, hashes: list[bytes], without_state: int) -> None:
+        """Let others wait for the states of a request that is admitted. without_state: see `plan`."""
+        self._num_without_state += without_state
         for column in request.checkpoints:
             if column < len(hashes):
                 self._coming[column, hashes[column]] = request

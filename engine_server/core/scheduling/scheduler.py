@@ -286,14 +286,14 @@ class Scheduler:
         cached = self.table.num_cached(hashes)
         count = self._chunk(total - cached, budget)
         too_long = whole and count < total - cached
-        request.checkpoints = self._checkpoints.columns(request, hashes, cached)
+        without_state = self._checkpoints.plan(request, hashes, cached)
         count = self._checkpoints.cut(request, cached, count)
         num_blocks = self.table.num_missing(hashes, cached, cached + count, total)
         if too_long or not self.table.has_free(num_blocks):
             request.refusal = Refusal(total - cached, num_blocks, self._num_admitted)
             return False
         self._num_admitted += 1
-        self._checkpoints.enter(request, hashes, cached)
+        self._checkpoints.enter(request, hashes, without_state)
         row = self.table.open(hashes, cached)
         self.table.grow(row, cached, cached + count, total)
         self.waiting.remove(request)

@@ -60,11 +60,10 @@ class WaitingRequests(ABC):
         reserved: set[AnyPool] = set()
         for request in self._requests:
             kept = reserved if request.scheduled is None else ()
-            if request.ready and adapters.can_run(request.adapters, kept):
-                if not awaits(request):
-                    return request
-                continue
-            reserved |= adapters.lacking(request.adapters)
+            if not (request.ready and adapters.can_run(request.adapters, kept)):
+                reserved |= adapters.lacking(request.adapters)
+            elif not awaits(request):
+                return request
         return None
 
     def first_to_preempt(self, running: Sequence[Request]) -> Request:
