@@ -4,7 +4,7 @@ A forward runs in its model's `ForwardContext`; every attention layer then calls
 batch, which the context's backend computes. The model's own code stays unchanged.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -24,7 +24,8 @@ from engine_server.modeling.heads.window import Window
 # The name under which transformers finds the hook.
 IMPLEMENTATION = "fairlead"
 
-# Options that can't change the result: positions are in the step's inputs, and the others request extra outputs.
+# Options that can't change the result: positions and sequences are in the step's inputs, and the others request extra
+# outputs.
 HARMLESS = (
     "position_ids",
     "use_cache",
@@ -32,8 +33,9 @@ HARMLESS = (
     "output_hidden_states",
     "output_router_logits",
     "return_dict",
-    "deterministic",
 )
+# Likewise, of attention.
+HARMLESS_TO_ATTENTION = (*HARMLESS, "deterministic")
 
 _running: "ContextVar[ForwardContext | None]" = ContextVar("forward context", default=None)
 
@@ -169,11 +171,14 @@ def refuse_unknown(module: nn.Module, mask: Tensor | None, options: dict[str, An
     """Raise UnsupportedModelError for a mask, and for any option that might change the result."""
     if mask is not None:
         raise UnsupportedModelError(f"{type(module).__name__} passes its own attention mask")
+    refuse_options(f"{type(module).__name__} passes", options, HARMLESS_TO_ATTENTION)
+
+
+def refuse_options(passed: str, options: Mapping[str, Any], harmless: Collection[str] = HARMLESS) -> None:
+    """Raise UnsupportedModelError for an option that might change the result. passed: the error's beginning."""
     for name, option in options.items():
-        if option is not None and name not in HARMLESS:
-            raise UnsupportedModelError(
-                f"{type(module).__name__} passes the option {name}, which is not supported"
-            )
+        if option is not None and name not in harmless:
+            raise UnsupportedModelError(f"{passed} the option {name}, which is not supported")
 
 
 AttentionInterface.register(IMPLEMENTATION, paged_attention)

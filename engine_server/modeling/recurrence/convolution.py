@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 from transformers.activations import ACT2FN
 
-from engine_server.modeling.attention.hook import running_forward
+from engine_server.modeling.attention.hook import refuse_options, running_forward
 from engine_server.modeling.attention.states import StateShape
 from engine_server.modeling.recurrence.function import RecurrentFunction
-from engine_server.modeling.recurrence.refusal import refuse_unknown
 
 
 class Convolution(RecurrentFunction):
@@ -24,7 +23,7 @@ class Convolution(RecurrentFunction):
         **options: Any,
     ) -> Tensor:
         """Return [1, channels, T] of as many inputs; weight: [channels, K]; bias: [channels]."""
-        refuse_unknown("a convolution", options)
+        refuse_options("a convolution is given", options)
         recurrence = running_forward().recurrence
         channels, width = weight.shape
         # A sequence's state is its last K - 1 inputs, zeros before its first.

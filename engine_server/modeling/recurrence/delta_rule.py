@@ -6,11 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine_server.modeling.attention.hook import running_forward
+from engine_server.modeling.attention.hook import refuse_options, running_forward
 from engine_server.modeling.attention.states import StateShape
 from engine_server.modeling.recurrence.chains import by_chain
 from engine_server.modeling.recurrence.function import RecurrentFunction
-from engine_server.modeling.recurrence.refusal import refuse_unknown
 
 # Within the root of the norm of queries and keys.
 EPSILON = 1e-6
@@ -36,7 +35,7 @@ class DeltaRule(RecurrentFunction):
         query, key: [1, T, key heads, key dim]; value: [1, T, value heads, value dim]; g, the logarithm of the decay,
         and beta: [1, T, value heads].
         """
-        refuse_unknown("a gated delta rule", options)
+        refuse_options("a gated delta rule is given", options)
         heads, dim = value.shape[2], query.shape[3]
 
         def prompt(parts: Sequence[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,11 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine_server.modeling.attention.hook import running_forward
+from engine_server.modeling.attention.hook import refuse_options, running_forward
 from engine_server.modeling.attention.states import StateShape
 from engine_server.modeling.recurrence.chains import by_chain
 from engine_server.modeling.recurrence.function import RecurrentFunction
-from engine_server.modeling.recurrence.refusal import refuse_unknown
 
 
 class StateSpace(RecurrentFunction):
@@ -37,7 +36,7 @@ class StateSpace(RecurrentFunction):
 
         hidden_states: [1, T, heads, dim]; dt: [1, T, heads]; A, D, dt_bias: [heads]; B, C: [1, T, groups, state].
         """
-        refuse_unknown("a state space", options)
+        refuse_options("a state space is given", options)
         heads, dim = hidden_states.shape[2:]
 
         def prompt(parts: Sequence[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
