@@ -43,11 +43,11 @@ class DraftModelSteps(DraftSteps):
             loaded.body, loaded.model.config.get_text_config(), PROBED_TOKENS, platform.device,
             first_position=loaded.first_position,
         )  # fmt: skip
-        # Its layers may attend to less than the cache keeps.
         if shapes.states:
             raise UnsupportedModelError(
                 "the draft model has recurrent layers, whose states can't take drafts back"
             )
+        # Its layers may attend to less than the cache keeps.
         layers = [shape and shape._replace(spec=FULL) for shape in shapes.layers]
         layout = lay_out(layers, config.model_config.max_model_len)
         super().__init__(config, platform, memory, ranks, loaded, layout, target, loaded.split.hidden_size)

@@ -27,7 +27,6 @@ from engine_server.modeling.loader.refusal import check_layer_types, refused_by_
 from engine_server.modeling.loader.room import check_room, needed_bytes, saved_bytes
 from engine_server.modeling.loader.weights import settle
 from engine_server.modeling.platform.interface import Platform
-from engine_server.modeling.replacements.recurrences import replace_recurrences
 from engine_server.modeling.replacements.report import PassReport
 from engine_server.modeling.replacements.ropes import tabulate_ropes
 
@@ -104,12 +103,11 @@ def verified_plan(
 ) -> LoadPlan:
     """Return the plan of the passes, with the versions of ours that compute as `skeleton` does.
 
-    Replaces the skeleton's attention and recurrences too, since later checks are by our classes.
+    Replaces the skeleton's attention too, since later checks are by our classes.
     """
     with refused_by_name(folder.architecture):
         choices = verified_choices(skeleton, platform, config.max_model_len)
     replace_attention(skeleton)
-    replace_recurrences(skeleton)
     tokens = () if config.pooling is None else config.pooling.score_tokens
     return LoadPlan(platform, ranks, bool(config.batch_invariant), choices, load.quantization, tokens)
 

@@ -112,9 +112,9 @@ def probe(
                 f"layer {layer} of {name} is of type {kind}, but attends with {shape.spec}; "
                 "it would be computed wrongly"
             )
-    # That of a recurrent model is shown to be right on the two-layer copy.
-    counts = not seen.alibi and not sites.shapes
-    if counts and torch.equal(output, compute(Probe(), positions[::-1].copy())):
+    # A recurrent model may need no positions; the two-layer copy has shown that it keeps tokens in order.
+    needs_positions = not seen.alibi and not sites.shapes
+    if needs_positions and torch.equal(output, compute(Probe(), positions[::-1].copy())):
         raise UnsupportedModelError(f"{name} ignores position_ids; it would be computed wrongly")
     return ModelShapes(shapes, sites.shapes)
 

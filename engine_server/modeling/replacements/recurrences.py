@@ -26,37 +26,40 @@ OURS: dict[str, type[RecurrentFunction]] = {
 UNKNOWN = ("chunk_kimi_delta_attention", "mamba_selective_scan")
 
 
-def recurrences_in(module: nn.Module) -> tuple[Any, list[str]]:
-    """Return the forward of a module's class, and the names of the recurrences that it calls.
-
-    transformers wraps these forwards, for hooks of weights that are used outside of their module.
-    """
-    forward = inspect.unwrap(type(module).forward)
-    if not isinstance(forward, FunctionType):
-        return forward, []
-    return forward, [name for name in (*OURS, *UNKNOWN) if name in forward.__code__.co_names]
-
-
 def replace_recurrences(model: PreTrainedModel) -> PassReport:
     """Make the mixers of a model compute recurrences by our functions.
 
     Raises UnsupportedModelError for a recurrence that we have no function for.
     """
     tally = Tally("recurrences")
-    classes: dict[type, Any] = {}
+    # Ours by the class that it replaces, with what it computes; None: that calls no recurrence.
+    classes: dict[type, tuple[Any, str] | None] = {}
     for module in model.modules():
-        kind, (forward, names) = type(module), recurrences_in(module)
-        if not names or all(isinstance(forward.__globals__[name], RecurrentFunction) for name in names):
-            continue
-        for name in names:
-            if name in UNKNOWN:
-                raise UnsupportedModelError(
-                    f"{type(model).__name__} has {name} in {kind.__name__}, a recurrence that is not supported"
-                )
+        kind = type(module)
         if kind not in classes:
-            for name in names:
-                forward = with_global(forward, name, OURS[name](forward.__globals__[name]))
-            classes[kind] = class_with_forward(module, forward)
-        module.__class__ = classes[kind]
-        tally.replaced(original_class(module), " and ".join(names))
+            classes[kind] = recurrent_class(module, type(model).__name__)
+        if (found := classes[kind]) is not None:
+            module.__class__, names = found
+            tally.replaced(original_class(module), names)
     return tally.report()
+
+
+def recurrent_class(module: nn.Module, model: str) -> tuple[Any, str] | None:
+    """Return a subclass of a module's class whose forward calls our recurrences, and their names; None: it calls none.
+
+    transformers wraps these forwards, for hooks of weights that are used outside of their module. model: the name of
+    the model's class. Raises UnsupportedModelError.
+    """
+    forward = inspect.unwrap(type(module).forward)
+    if not isinstance(forward, FunctionType):
+        return None
+    names = [name for name in (*OURS, *UNKNOWN) if name in forward.__code__.co_names]
+    for name in names:
+        if name in UNKNOWN:
+            raise UnsupportedModelError(
+                f"{model} has {name} in {type(module).__name__}, a recurrence that is not supported"
+            )
+    own: Any = forward
+    for name in names:
+        own = with_global(own, name, OURS[name](own.__globals__[name]))
+    return (class_with_forward(module, own), " and ".join(names)) if names else None
