@@ -114,7 +114,7 @@ class EventReader:
                     if following is None:
                         searched = end
                         break
-                    if self._breaks_off(bytes(held[end : following.end()])):
+                    if self._breaks_off(reported_error(bytes(held[end : following.end()]))):
                         break
                     created = created_response(bytes(held[start:end]))
                     self._journal.id, self._journal.created = created.id, int(created.created_at)
@@ -156,16 +156,17 @@ class EventReader:
         if self._plain or self._journal.ended:
             self._journal.events += min(1, num_data_lines(event))
             return event
-        if self._breaks_off(event):
+        error = reported_error(event)
+        if self._breaks_off(error):
             return b""
-        self._journal.ended = reported_error(event) is not None
-        self._plain = not self._journal.ended
+        self._journal.ended = error is not None
+        self._plain = error is None
         self._journal.record_unreported()
         return event
 
-    def _breaks_off(self, event: bytes) -> bool:
-        """Return True for an error that another engine may not have, after which nothing is read."""
-        code = ErrorCode.parse(reported_error(event))
+    def _breaks_off(self, error: str | None) -> bool:
+        """Return True for an error that another engine may not have, after which nothing is read. error: its code."""
+        code = ErrorCode.parse(error)
         if code is None or not code.breaks_off:
             return False
         self.error = code
