@@ -6,7 +6,7 @@ Known fields that aren't supported are declared with `only`. Unknown ones are ac
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationError
@@ -161,6 +161,7 @@ class GenerationRequest(ApiRequest):
     vllm_xargs: Annotated[Any, only({})] = None
 
     @staticmethod
+    @cache
     def sampling_fields() -> Sequence[str]:
         """Return the shared fields that are parameters of the engine under the same names."""
         shared = GenerationRequest.model_fields.keys() & SamplingParams.__struct_fields__
