@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import transformers
 
+from benchmarks.transformers_side import generate
 from engine_server import EngineArgs, LLMEngine, SamplingParams
 
 # From the published configs; the vocabulary is cut, which costs both sides the same.
@@ -126,12 +127,9 @@ def engine_seconds(engine: LLMEngine, length: int, count: int, new: int) -> floa
 @torch.inference_mode()
 def generate_seconds(model: Any, length: int, count: int, new: int) -> float:
     """Return the seconds that `generate` takes for the same."""
-    given = prompts(length, count)
+    given = prompts(length, count).tolist()
     started = time.perf_counter()
-    model.generate(
-        given, attention_mask=torch.ones_like(given), max_new_tokens=new, min_new_tokens=new, do_sample=False,
-        eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
+    generate(model, given, new)
     return time.perf_counter() - started
 
 

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AfterValidator, Field
 
 from engine_server.contract import bounds
-from engine_server.contract.errors import ErrorCode
 from engine_server.server.api.chat.messages import Message, turns_of
+from engine_server.server.api.chat.template_use import check_end, check_template
 from engine_server.server.api.chat.template_variables import check_variables
 from engine_server.server.api.fields import Items, only
 from engine_server.server.api.generation_request import ApiRequest
 from engine_server.server.conversation.history.turns import Conversation, Turn
-from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
     from engine_server.server.settings import ApiSettings
@@ -37,9 +36,7 @@ class ChatInput(ApiRequest):
 
     def check_combinations(self) -> None:
         super().check_combinations()
-        if self.continue_final_message and self.add_generation_prompt:
-            message = "continue_final_message and add_generation_prompt can't both be true"
-            raise ApiError(ErrorCode.INVALID_VALUE, message, param="continue_final_message")
+        check_end(self.continue_final_message, self.add_generation_prompt)
 
     @cached_property
     def turns(self) -> tuple[Turn, ...]:
@@ -47,9 +44,7 @@ class ChatInput(ApiRequest):
 
     def conversation(self, settings: ApiSettings, open_answer: bool) -> Conversation:
         """Return the conversation. open_answer: the default of add_generation_prompt. Raises ApiError 400."""
-        if self.chat_template is not None and not settings.trust_request_chat_template:
-            message = "chat_template needs a server that was started with --trust-request-chat-template"
-            raise ApiError(ErrorCode.UNSUPPORTED_VALUE, message, param="chat_template")
+        check_template(self.chat_template, settings)
         if self.add_generation_prompt is not None:
             open_answer = self.add_generation_prompt
         return Conversation(

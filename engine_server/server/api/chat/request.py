@@ -12,6 +12,7 @@ from engine_server.contract import bounds
 from engine_server.contract.errors import ErrorCode
 from engine_server.requests.validation import MAX_INT32
 from engine_server.server.api.chat.messages import Message, turns_of
+from engine_server.server.api.chat.template_use import check_end, check_template
 from engine_server.server.api.chat.template_variables import (
     Effort,
     ThinkingSwitch,
@@ -91,9 +92,7 @@ class ChatFields(GenerationRequest):
             raise ApiError(
                 ErrorCode.INVALID_VALUE, "top_logprobs needs logprobs to be true", param="top_logprobs"
             )
-        if self.continue_final_message and self.add_generation_prompt:
-            message = "continue_final_message and add_generation_prompt can't both be true"
-            raise ApiError(ErrorCode.INVALID_VALUE, message, param="continue_final_message")
+        check_end(self.continue_final_message, self.add_generation_prompt)
 
     def sampling_parameters(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
@@ -159,9 +158,7 @@ class ChatFields(GenerationRequest):
         )
 
     def conversation(self, turns: tuple[Turn, ...], settings: ApiSettings) -> Conversation:
-        if self.chat_template is not None and not settings.trust_request_chat_template:
-            message = "chat_template needs a server that was started with --trust-request-chat-template"
-            raise ApiError(ErrorCode.INVALID_VALUE, message, param="chat_template")
+        check_template(self.chat_template, settings)
         variables = {
             **(settings.default_chat_template_kwargs or {}),
             **effort_variables(self.reasoning_effort),
