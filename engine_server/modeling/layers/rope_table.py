@@ -77,7 +77,10 @@ def tabulate(rope: Any, length: int, x: Tensor, kinds: list[str | None]) -> tupl
     """Return cosines and sines [length, dim]; None if they are too large or depend on more than the position."""
     positions = torch.arange(length, device=x.device).unsqueeze(0)
     last = positions[:, -CHUNK:]
-    sample = rope(x, last.flip(1), *kinds)
+    try:
+        sample = rope(x, last.flip(1), *kinds)
+    except IndexError:  # it takes positions of several axes
+        return None
     if not isinstance(sample, tuple) or [part.dim() for part in sample] != [3, 3]:
         return None
     if sum(part.shape[-1] * part.itemsize for part in sample) * length > MOST_BYTES:
