@@ -9,16 +9,18 @@ import transformers
 from tiny_models import TINY
 
 DELTA = {
-    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
     "layer_types": ["linear_attention", "linear_attention", "full_attention"], "num_hidden_layers": 3,
 }  # fmt: skip
 MAMBA = {
-    "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_expand": 2, "mamba_d_state": 8, "mamba_n_groups": 2,
+    "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_expand": 2, "mamba_d_state": 16, "mamba_n_groups": 2,
     "mamba_chunk_size": 8,
 }  # fmt: skip
 EXPERTS = {
     "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
 }  # fmt: skip
+# States that the CPU's kernels do not compute.
+OF_HALF_VECTORS = {"linear_key_head_dim": 8, "linear_value_head_dim": 8}
 CONVOLUTIONS = {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3}
 # Settings by transformers' class.
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -34,7 +36,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 8, "n_groups": 2, "chunk_size": 8,
         "num_hidden_layers": 4,
     },
-    "Qwen3NextForCausalLM": DELTA | EXPERTS | {"head_dim": 8},
+    "Qwen3NextForCausalLM": DELTA | EXPERTS | {"head_dim": 8} | OF_HALF_VECTORS,
     "Qwen3_5MoeForCausalLM": DELTA | EXPERTS | {"head_dim": 8},
     "OlmoHybridForCausalLM": DELTA,
     "Lfm2MoeForCausalLM": CONVOLUTIONS | EXPERTS | {"num_dense_layers": 1},

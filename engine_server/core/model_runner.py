@@ -399,7 +399,7 @@ class ModelRunner(Runner):
             return None
         size = self.config.cache_config.block_size
         with self.memory.taking("states") as tensors:
-            states = StateCache(shapes, slots, kind, size, self.device, self.platform.zeros)
+            states = StateCache(shapes, slots, kind, size, self.platform.zeros)
             tensors += states.tensors
         return states
 

@@ -42,13 +42,13 @@ def test_recurrent_model_is_proven_to_keep_sequences_apart(
 def test_model_whose_states_are_mixed_up_is_refused_with_the_class_of_the_mixer(
     fault: str, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = StateCache._read
+    read = StateCache.read
 
     def wrong(cache: StateCache, *given: Any) -> Tensor:
         states = read(cache, *given)
         return torch.zeros_like(states) if fault == "states that are lost" else states.flip(0)
 
-    monkeypatch.setattr(StateCache, "_read", wrong)
+    monkeypatch.setattr(StateCache, "read", wrong)
     with pytest.raises(
         UnsupportedModelError, match=r"(DeltaNet|ShortConv|MambaLayer) of \w+ computes other results"
     ):

@@ -31,33 +31,44 @@ class StateShape(NamedTuple):
 class Recurrence(ABC):
     """The states that one model's forwards continue. A forward begins, calls each site once, in order, and ends."""
 
-    # Of the running forward: the first token of each sequence, and the number of its tokens.
-    starts: Sequence[int] = ()
-    lengths: Sequence[int] = ()
+    # Of the running forward, int64 [4, sequences] on the CPU: the first token, the number of tokens, the slot of the
+    # state before them (-1: zeros), and the slot of the state after them.
+    sequences = torch.empty((4, 0), dtype=torch.int64)
 
     def begin(self, inputs: StepInputs) -> None:
         """Prepare a forward of a step's sequences."""
-        self.starts, self.lengths = inputs.starts.tolist(), inputs.lengths.tolist()
+        sources, targets = self._places(inputs)
+        self.sequences = torch.from_numpy(
+            np.array([inputs.starts, inputs.lengths, sources, targets], np.int64)
+        )
+        self.starts, self.lengths = self.sequences[0].tolist(), self.sequences[1].tolist()
         self._site = -1
 
     def end(self) -> None:
         """Forget a step's inputs."""
-        self.starts = self.lengths = ()
+        self.sequences = self.sequences[:, :0]
 
-    def read(self, shape: StateShape, device: torch.device) -> Tensor:
-        """Return the state of the next site before each sequence's tokens, [sequences, *shape]: zeros at its start."""
+    def site(self, shape: StateShape, device: torch.device) -> Tensor:
+        """Return the states of the next site, [slots, *shape]."""
         self._site += 1
-        return self._read(self._site, shape, device)
+        return self._states(self._site, shape, device)
 
-    def write(self, states: Tensor) -> None:
-        """Keep the state of the site that was read last after each sequence's tokens, [sequences, *shape]."""
-        self._write(self._site, states)
+    def read(self, states: Tensor) -> Tensor:
+        """Return what a site keeps of the tokens before each sequence's, [sequences, *shape]: zeros at its start."""
+        sources = self.sequences[2].to(states.device)
+        found = states.index_select(0, sources.clamp(min=0))
+        return found.masked_fill_((sources < 0).view(-1, *[1] * (states.dim() - 1)), 0)
+
+    def write(self, states: Tensor, after: Tensor) -> None:
+        """Keep at a site what follows each sequence's tokens, [sequences, *shape]."""
+        states.index_copy_(0, self.sequences[3].to(states.device), after.to(states.dtype))
 
     @abstractmethod
-    def _read(self, site: int, shape: StateShape, device: torch.device) -> Tensor: ...
+    def _places(self, inputs: StepInputs) -> tuple[IntArray, IntArray]:
+        """Return the slots of the states before and after the tokens of each sequence."""
 
     @abstractmethod
-    def _write(self, site: int, states: Tensor) -> None: ...
+    def _states(self, site: int, shape: StateShape, device: torch.device) -> Tensor: ...
 
 
 class StepRecurrence(Recurrence):
@@ -66,57 +77,38 @@ class StepRecurrence(Recurrence):
     def __init__(self) -> None:
         self.shapes: list[StateShape] = []
 
-    def begin(self, inputs: StepInputs) -> None:
-        super().begin(inputs)
+    def _places(self, inputs: StepInputs) -> tuple[IntArray, IntArray]:
         self.shapes = []
+        return np.full(len(inputs.starts), -1), np.arange(len(inputs.starts))
 
-    def _read(self, site: int, shape: StateShape, device: torch.device) -> Tensor:
+    def _states(self, site: int, shape: StateShape, device: torch.device) -> Tensor:
         self.shapes.append(shape)
-        return torch.zeros((len(self.starts), *shape.shape), dtype=shape.dtype, device=device)
-
-    def _write(self, site: int, states: Tensor) -> None:
-        """Do nothing: the sequences have ended."""
+        return torch.empty((len(self.starts), *shape.shape), dtype=shape.dtype, device=device)
 
 
 class StateCache(Recurrence):
     """Slots on a device. The block table has a row's slot in the column of the last token before the state."""
 
     def __init__(
-        self,
-        shapes: Sequence[StateShape],
-        slots: int,
-        kind: int,
-        block_size: int,
-        device: torch.device,
-        zeros: Zeros,
+        self, shapes: Sequence[StateShape], slots: int, kind: int, block_size: int, zeros: Zeros
     ) -> None:
         """kind: that of states in the block table."""
         self.shapes = list(shapes)
         # [slots, *shape] of each site.
         self.tensors = [zeros((slots, *one.shape), one.dtype) for one in shapes]
-        self._kind, self._block_size, self._device = kind, block_size, device
+        self._kind, self._block_size = kind, block_size
 
-    def begin(self, inputs: StepInputs) -> None:
-        super().begin(inputs)
+    def _places(self, inputs: StepInputs) -> tuple[IntArray, IntArray]:
         table = inputs.tables[self._kind]
         first = inputs.contexts - inputs.lengths
-        self._begins = torch.from_numpy(first == 0).to(self._device)
-        sources = self._slots(table, inputs.rows, np.maximum(first, 1))
-        self._sources = torch.from_numpy(np.where(first == 0, 0, sources)).to(self._device)
-        self._targets = torch.from_numpy(self._slots(table, inputs.rows, inputs.contexts)).to(self._device)
-        self._any_begins = bool((first == 0).any())
+        sources = np.where(first == 0, -1, self._slots(table, inputs.rows, np.maximum(first, 1)))
+        return sources, self._slots(table, inputs.rows, inputs.contexts)
 
     def _slots(self, table: np.ndarray, rows: IntArray, ends: IntArray) -> IntArray:
         """Return the slots of the states after the first `ends` tokens of some rows."""
         slots: IntArray = table[rows, (ends - 1) // self._block_size].astype(np.int64)
         return slots
 
-    def _read(self, site: int, shape: StateShape, device: torch.device) -> Tensor:
+    def _states(self, site: int, shape: StateShape, device: torch.device) -> Tensor:
         assert shape == self.shapes[site], "the layers' recurrences are not called in order"
-        states = self.tensors[site].index_select(0, self._sources)
-        if self._any_begins:
-            states[self._begins] = 0
-        return states
-
-    def _write(self, site: int, states: Tensor) -> None:
-        self.tensors[site].index_copy_(0, self._targets, states.to(self.shapes[site].dtype))
+        return self.tensors[site]

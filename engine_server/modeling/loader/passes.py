@@ -78,7 +78,7 @@ def replace_modules(model: PreTrainedModel, plan: LoadPlan) -> list[PassReport]:
     """Run the passes before the loading over a model on the meta device, or over one with weights."""
     return [
         replace_attention(model),
-        replace_recurrences(model),
+        replace_recurrences(model, plan.platform.module_kernels),
         replace_linears(model, plan.layout),
         replace_embedding(model),
         *plan.replace(model, holding_weights=True),
@@ -102,7 +102,7 @@ def verified_choices(model: PreTrainedModel, platform: Platform, context: int = 
     copy = sample_copy(model, platform.device, context)
     original = original_states(copy, platform.device)
     replace_attention(copy)
-    replace_recurrences(copy)
+    replace_recurrences(copy, platform.module_kernels)
     trial = Trial(copy, platform.module_kernels, platform.device)
     trial.check_attention(original)
     if trial.recurrent:

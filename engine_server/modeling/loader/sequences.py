@@ -45,7 +45,7 @@ def check_sequences(copy: PreTrainedModel, platform: Platform) -> None:
         layout = lay_out(layers, longest=BLOCK_SIZE)
         sizes = [len(PROMPTS)] * layout.num_pools
         attention = TorchAttention(layout, sizes, BLOCK_SIZE, torch.float32, platform)
-        states = StateCache(sites.shapes, len(PROMPTS), 0, BLOCK_SIZE, platform.device, platform.zeros)
+        states = StateCache(sites.shapes, len(PROMPTS), 0, BLOCK_SIZE, platform.zeros)
         context = ForwardContext(attention, recurrence=states)
         chunks = [
             traced(model, context, [prompt[:CUT] for prompt in PROMPTS], [0, 0], platform),

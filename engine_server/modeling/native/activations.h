@@ -55,3 +55,20 @@ inline constexpr auto tangent = [](floats x) -> floats {
     sum = sum * square - 3.33332819422e-1f;
     return select(size < 0.625f, sum * square * x + x, select(x < 0, -far, far));
 };
+
+// log(1 + e^x) = max(x, 0) + log(1 + e^-|x|). The logarithm is Cephes' logf: a polynomial around 1, after halving.
+inline constexpr auto softplus = [](floats x) -> floats {
+    const floats small = exponential(-magnitude(x));
+    const ints halved = small > 0.41421356f;
+    const floats far = select(halved, small * 0.5f - 0.5f, small), square = far * far;
+    floats sum = far * 7.0376836292e-2f - 1.1514610310e-1f;
+    sum = sum * far + 1.1676998740e-1f;
+    sum = sum * far - 1.2420140846e-1f;
+    sum = sum * far + 1.4249322787e-1f;
+    sum = sum * far - 1.6668057665e-1f;
+    sum = sum * far + 2.0000714765e-1f;
+    sum = sum * far - 2.4999993993e-1f;
+    sum = sum * far + 3.3333331174e-1f;
+    const floats log = far + (sum * far * square - 0.5f * square);
+    return select(x < 0, floats{}, x) + (log + select(halved, floats{} + 0.69314718f, floats{}));
+};

@@ -43,6 +43,9 @@ SIGNATURES = {
     "multiply_floating": [INT, *[POINTER] * 2, LONG, *[POINTER] * 2, *[LONG] * 3],
     "gather_floating": [INT, *[POINTER] * 3, *[LONG] * 2],
     "add_low_rank": [INT, POINTER, LONG, POINTER, LONG, *[POINTER] * 4, *[LONG] * 4],
+    "delta_rule": [INT, POINTER, *[POINTER, LONG] * 3, *[POINTER] * 4, *[LONG] * 5, INT],
+    "state_space": [INT, POINTER, *[POINTER, LONG] * 3, *[POINTER] * 5, *[LONG] * 5],
+    "convolve": [*[INT] * 2, *[POINTER] * 2, LONG, *[POINTER] * 4, *[LONG] * 3],
     "gather_integer": [INT, *[POINTER] * 5, *[LONG] * 2, *[INT] * 2, FLOAT],
 }  # fmt: skip
 DTYPES = (torch.float32, torch.bfloat16)

@@ -122,7 +122,8 @@ extern "C" void activate(int is_bfloat16, int kind, void* out, const void* x, in
             case 2: return map((T*)out, (const T*)x, count, gelu_quick);
             case 3: return map((T*)out, (const T*)x, count, relu);
             case 4: return map((T*)out, (const T*)x, count, silu);
-            default: return map((T*)out, (const T*)x, count, tangent);
+            case 5: return map((T*)out, (const T*)x, count, tangent);
+            default: return map((T*)out, (const T*)x, count, softplus);
         }
     };
     is_bfloat16 ? run(bfloat16{}) : run(float{});

@@ -14,17 +14,18 @@ Decodes = Callable[[Sequence[Tensor], Tensor], tuple[Tensor, Tensor]]
 
 
 def by_chain(
-    recurrence: Recurrence, arguments: Sequence[Tensor], states: Tensor, prompt: Prompt, decodes: Decodes
+    recurrence: Recurrence, slots: Tensor, arguments: Sequence[Tensor], prompt: Prompt, decodes: Decodes
 ) -> Tensor:
-    """Compute each sequence from its state, write the next states, and return the results of all tokens, [T, ...].
+    """Compute each sequence from its state, keep the next states, and return the results of all tokens, [T, ...].
 
-    arguments: [T, ...] each.
+    slots: [slots, ...]; arguments: [T, ...] each.
     """
+    states = recurrence.read(slots)
     lengths, starts = recurrence.lengths, recurrence.starts
     single = [index for index, length in enumerate(lengths) if length == 1]
     if len(single) == len(lengths):
         output, new = decodes(arguments, states)
-        recurrence.write(new)
+        recurrence.write(slots, new)
         return output
     new = torch.empty_like(states)
     results: list[Tensor | None] = [None] * len(lengths)
@@ -39,5 +40,5 @@ def by_chain(
             parts = [one[start : start + length].unsqueeze(0) for one in arguments]
             output, new[index] = prompt(parts, states[index : index + 1])
             results[index] = output[0]
-    recurrence.write(new)
+    recurrence.write(slots, new)
     return torch.cat([one for one in results if one is not None])

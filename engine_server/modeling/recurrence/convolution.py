@@ -7,12 +7,14 @@ from torch import Tensor
 from transformers.activations import ACT2FN
 
 from engine_server.modeling.attention.hook import refuse_options, running_forward
-from engine_server.modeling.attention.states import StateShape
+from engine_server.modeling.attention.states import Recurrence, StateShape
 from engine_server.modeling.recurrence.function import RecurrentFunction
 
 
 class Convolution(RecurrentFunction):
-    """In place of transformers' `causal_conv1d_fn`."""
+    """In place of a function that takes a sequence from zeros or a state."""
+
+    replaces = "causal_conv1d_fn"
 
     def __call__(
         self,
@@ -27,25 +29,35 @@ class Convolution(RecurrentFunction):
         recurrence = running_forward().recurrence
         channels, width = weight.shape
         # A sequence's state is its last K - 1 inputs, zeros before its first.
-        tails = recurrence.read(StateShape((channels, width - 1), hidden_states.dtype), weight.device)
+        states = recurrence.site(StateShape((width - 1, channels), hidden_states.dtype), weight.device)
+        inputs = hidden_states[0].t()
+        return self.continued(recurrence, states, inputs, weight, bias, activation).t().unsqueeze(0)
+
+    def continued(
+        self,
+        recurrence: Recurrence,
+        states: Tensor,
+        inputs: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        activation: str | None,
+    ) -> Tensor:
+        """Continue the sequences of inputs [T, channels] from their states [slots, K - 1, channels]."""
+        tails, kept = recurrence.read(states), weight.shape[1] - 1
+        parts = torch.split(inputs, list(recurrence.lengths))
+        extended = [torch.cat(pair) for pair in zip(tails, parts, strict=True)]
+        recurrence.write(states, torch.stack([one[len(one) - kept :] for one in extended]))
         if all(length == 1 for length in recurrence.lengths):
-            inputs = torch.cat([tails, hidden_states[0].t().unsqueeze(-1)], -1)
-            recurrence.write(inputs[..., 1:])
-            output = convolved(inputs.to(weight.dtype), weight, bias).squeeze(-1).t()
+            output = convolved(torch.stack(extended).to(weight.dtype), weight, bias).squeeze(1)
         else:
-            parts = torch.split(hidden_states[0], list(recurrence.lengths), dim=-1)
-            continued = [torch.cat(pair, -1) for pair in zip(tails, parts, strict=True)]
-            recurrence.write(torch.stack([one[:, one.shape[1] - width + 1 :] for one in continued]))
-            output = torch.cat([convolved(one.to(weight.dtype), weight, bias) for one in continued], -1)
-        if activation is not None:
-            output = ACT2FN[activation](output)
-        return output.to(hidden_states.dtype).unsqueeze(0)
+            output = torch.cat([convolved(one.to(weight.dtype), weight, bias) for one in extended])
+        return (output if activation is None else ACT2FN[activation](output)).to(inputs.dtype)
 
 
 def convolved(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return [..., channels, n] of inputs [..., channels, K - 1 + n], in an order that doesn't depend on n."""
-    count = inputs.shape[-1] - weight.shape[1] + 1
-    output = inputs[..., :count] * weight[:, :1]
+    """Return [..., n, channels] of inputs [..., K - 1 + n, channels], in an order that doesn't depend on n."""
+    count = inputs.shape[-2] - weight.shape[1] + 1
+    output = inputs[..., :count, :] * weight[:, 0]
     for place in range(1, weight.shape[1]):
-        output += inputs[..., place : place + count] * weight[:, place, None]
-    return output if bias is None else output + bias[:, None]
+        output += inputs[..., place : place + count, :] * weight[:, place]
+    return output if bias is None else output + bias

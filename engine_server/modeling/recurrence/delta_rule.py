@@ -1,13 +1,13 @@
 """The gated delta rule (Yang et al., arXiv 2412.06464) over the tokens of a flat batch."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from engine_server.modeling.attention.hook import refuse_options, running_forward
-from engine_server.modeling.attention.states import StateShape
+from engine_server.modeling.attention.states import Recurrence, StateShape
 from engine_server.modeling.recurrence.chains import by_chain
 from engine_server.modeling.recurrence.function import RecurrentFunction
 
@@ -16,7 +16,9 @@ EPSILON = 1e-6
 
 
 class DeltaRule(RecurrentFunction):
-    """In place of transformers' `torch_chunk_gated_delta_rule`."""
+    """In place of a function that takes a sequence from zeros or a state."""
+
+    replaces = "torch_chunk_gated_delta_rule"
 
     def __call__(
         self,
@@ -36,39 +38,58 @@ class DeltaRule(RecurrentFunction):
         and beta: [1, T, value heads].
         """
         refuse_options("a gated delta rule is given", options)
-        heads, dim = value.shape[2], query.shape[3]
+        recurrence = running_forward().recurrence
+        shape = StateShape((value.shape[2], query.shape[3], value.shape[3]), torch.float32)
+        states = recurrence.site(shape, value.device)
+        tokens = Tokens(query[0], key[0], value[0], g[0], beta[0])
+        return self.continued(recurrence, states, tokens, use_qk_l2norm_in_kernel).unsqueeze(0), None
+
+    def continued(self, recurrence: Recurrence, states: Tensor, tokens: "Tokens", normalises: bool) -> Tensor:
+        """Continue the sequences from their states, [slots, value heads, key dim, value dim].
+
+        normalises: queries and keys are made of length 1. Returns [T, value heads, value dim].
+        """
 
         def prompt(parts: Sequence[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
-            queries, keys, values, decays, betas = parts
+            query, key, value, decay, beta = parts
             output, new = self.original(
-                queries,
-                keys,
-                values,
-                g=decays,
-                beta=betas,
+                query,
+                key,
+                value,
+                g=decay,
+                beta=beta,
                 initial_state=state,
                 output_final_state=True,
-                use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+                use_qk_l2norm_in_kernel=normalises,
             )
             return output, new[0]
 
         def decodes(parts: Sequence[Tensor], states: Tensor) -> tuple[Tensor, Tensor]:
-            queries, keys, values, decays, betas = (one.float() for one in parts)
-            if use_qk_l2norm_in_kernel:
-                queries, keys = normalised(queries), normalised(keys)
-            shared = heads // queries.shape[1]
-            queries = (queries * dim**-0.5).repeat_interleave(shared, 1).unsqueeze(-1)
-            keys = keys.repeat_interleave(shared, 1).unsqueeze(-1)
-            states = states * decays.exp()[..., None, None]
-            missing = (values - (states * keys).sum(-2)) * betas.unsqueeze(-1)
-            states += keys * missing.unsqueeze(-2)
-            return (states * queries).sum(-2).to(value.dtype), states
+            query, key, value, decay, beta = (one.float() for one in parts)
+            if normalises:
+                query, key = normalised(query), normalised(key)
+            shared = value.shape[1] // query.shape[1]
+            query = (query * query.shape[2] ** -0.5).repeat_interleave(shared, 1).unsqueeze(-1)
+            key = key.repeat_interleave(shared, 1).unsqueeze(-1)
+            states = states * decay.exp()[..., None, None]
+            missing = (value - (states * key).sum(-2)) * beta.unsqueeze(-1)
+            states += key * missing.unsqueeze(-2)
+            return (states * query).sum(-2).to(tokens.value.dtype), states
 
-        recurrence = running_forward().recurrence
-        shape = StateShape((heads, dim, value.shape[3]), torch.float32)
-        states = recurrence.read(shape, value.device)
-        arguments = [one[0] for one in (query, key, value, g, beta)]
-        return by_chain(recurrence, arguments, states, prompt, decodes).unsqueeze(0), None
+        return by_chain(recurrence, states, tokens, prompt, decodes)
+
+
+class Tokens(NamedTuple):
+    """What a step's tokens give to the rule."""
+
+    # [T, key heads, key dim]
+    query: Tensor
+    key: Tensor
+    # [T, value heads, value dim]
+    value: Tensor
+    # [T, value heads]: the logarithm of the decay, and the share of what is missing that is added.
+    decay: Tensor
+    beta: Tensor
 
 
 def normalised(heads: Tensor) -> Tensor:

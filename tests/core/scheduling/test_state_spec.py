@@ -42,13 +42,22 @@ class Recurrence(RandomRequests):
 
     def computed(self, batch: Batch) -> None:
         ids, new = self.scheduler.table.ids[STATE], {}
+        # Rows by the states that they read, and those that they store to.
+        read: dict[int, set[int]] = {}
+        stored: dict[int, set[int]] = {}
         for request, [part] in by_request(batch):
             tokens = [7 if token == UNKNOWN else token for token in request.token_ids]
             if part.start:
-                assert self.states[ids[part.row, (part.start - 1) // BLOCK]] == tokens[: part.start]
+                source = int(ids[part.row, (part.start - 1) // BLOCK])
+                assert self.states[source] == tokens[: part.start]
+                read.setdefault(source, set()).add(part.row)
             state = int(ids[part.row, (part.end - 1) // BLOCK])
             assert state not in new, "two rows store to one state"
             new[state] = tokens[: part.end]
+            stored[state] = {part.row}
+        assert all(read.get(state, rows) == rows for state, rows in stored.items()), (
+            "a row reads what another stores"
+        )
         self.states |= new
         stats = self.scheduler.stats()
         self.preemptions += stats.num_preemptions

@@ -9,6 +9,10 @@ from torch import Tensor
 from engine_server.modeling.formats.low_rank import AddLowRank
 from engine_server.modeling.heads.pending import PendingRotation
 from engine_server.modeling.layers.gated_experts import GatedExperts
+from engine_server.modeling.recurrence.convolution import Convolution
+from engine_server.modeling.recurrence.delta_rule import DeltaRule
+from engine_server.modeling.recurrence.function import RecurrentFunction
+from engine_server.modeling.recurrence.state_space import StateSpace
 
 # Takes query, key [1, heads, T, dim] and cos, sin [1, T, angles]; returns the rotated query and key.
 Rotation = Callable[..., tuple[Tensor, Tensor]]
@@ -48,3 +52,5 @@ class KernelSet(NamedTuple):
     experts: Sequence[type[GatedExperts]] = ()
     # The choice of experts by a router's logits; None: torch's own is as good.
     choose: Choose | None = None
+    # The functions of recurrent layers.
+    recurrences: Sequence[type[RecurrentFunction]] = (Convolution, DeltaRule, StateSpace)

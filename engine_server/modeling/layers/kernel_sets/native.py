@@ -14,6 +14,7 @@ from engine_server.modeling.layers.kernel_sets import plain as plain_torch
 from engine_server.modeling.layers.kernel_sets.kernel_set import Activation, Gate, KernelSet, Rotation
 from engine_server.modeling.layers.routed_experts import RoutedExperts
 from engine_server.modeling.native.library import DTYPES, VECTOR, address, kernels
+from engine_server.modeling.recurrence.native import NativeConvolution, NativeDeltaRule, NativeStateSpace
 
 
 def fits(*tensors: Tensor) -> bool:
@@ -62,6 +63,7 @@ ACTIVATIONS: Sequence[Activation] = (
     F.relu,
     F.silu,
     torch.tanh,
+    F.softplus,
 )
 
 
@@ -136,4 +138,5 @@ def add_low_rank(out: Tensor, x: Tensor, slots: Tensor, a: Tensor, b: Tensor, ra
 NATIVE = KernelSet(
     rms_norm, (0.0, 1.0), [silu_and_mul, gelu_tanh_and_mul], rotations, add_low_rank, layer_norm,
     [partial(activate, kind) for kind in range(len(ACTIVATIONS))], (RoutedExperts,),
+    recurrences=(NativeConvolution, NativeDeltaRule, NativeStateSpace),
 )  # fmt: skip
