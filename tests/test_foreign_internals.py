@@ -4,6 +4,7 @@ Private methods that our classes override, and the ways in which we enter transf
 receive weights" in docs/engine.md.
 """
 
+import importlib
 import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -35,6 +36,10 @@ from engine_server.modeling.loader import model_loader
 from engine_server.modeling.loader.passes import LoadPlan, verified_choices
 from engine_server.modeling.loader.progress import reported_progress
 from engine_server.modeling.platform.cpu import CpuPlatform
+from engine_server.modeling.recurrence.convolution import Convolution
+from engine_server.modeling.recurrence.delta_rule import DeltaRule
+from engine_server.modeling.recurrence.function import RecurrentFunction
+from engine_server.modeling.recurrence.state_space import StateSpace
 from engine_server.server.http.protocol import Connection
 
 pytestmark = pytest.mark.transformers
@@ -59,6 +64,31 @@ def test_overridden_private_method_exists_and_is_called(
     assert f".{name}(" in inspect.getsource(foreign), f"{method} is called no more"
     theirs, overriding = (len(inspect.signature(getattr(kind, name)).parameters) for kind in (foreign, ours))
     assert theirs == overriding, f"{method} takes {theirs} parameters instead of {overriding}"
+
+
+@pytest.mark.parametrize(
+    ("module", "mixer", "functions"),
+    [
+        ("qwen3_5", "Qwen3_5GatedDeltaNet", (Convolution, DeltaRule)),
+        ("lfm2", "Lfm2ShortConv", (Convolution,)),
+        ("granitemoehybrid", "GraniteMoeHybridMambaLayer", (Convolution, StateSpace)),
+        ("nemotron_h", "NemotronHMamba2Mixer", (Convolution, StateSpace)),
+    ],
+)
+def test_mixer_calls_the_functions_that_ours_replace_by_globals_of_its_forward(
+    module: str, mixer: str, functions: tuple[type[RecurrentFunction], ...]
+) -> None:
+    modeling = importlib.import_module(f"transformers.models.{module}.modeling_{module}")
+    forward = inspect.unwrap(getattr(modeling, mixer).forward)
+    for ours in functions:
+        name = f"{ours.replaces} of {mixer} in {TRANSFORMERS}, which {ours.__name__} replaces,"
+        assert ours.replaces in forward.__code__.co_names, f"{name} is called no more"
+        theirs = inspect.signature(inspect.unwrap(getattr(modeling, ours.replaces))).parameters
+        named = [one.name for one in inspect.signature(ours.__call__).parameters.values()]
+        missing = [
+            one for one in theirs if one not in named and theirs[one].default is inspect.Parameter.empty
+        ]
+        assert set(missing) <= {"kwargs"}, f"{name} has parameters that are unknown: {missing}"
 
 
 @dataclass

@@ -140,16 +140,18 @@ def load() -> list[Panel]:
         ),
         graph(
             "KV cache use by replica",
-            "Share of KV cache blocks in use; at 1 requests wait or are preempted.",
+            "Share of KV cache blocks, or of states of recurrent layers, in use; at 1 requests wait or are preempted.",
             "percentunit",
             Query("{{pod}}", largest(in_engines("vllm:kv_cache_usage_perc"), "pod")),
         ),
         graph(
             "Tokens",
-            "Tokens per second: of prompts that were computed or found in the cache, and generated ones.",
+            "Tokens per second: of prompts that were computed or found in the cache, computed although K and V were "
+            "cached, for want of a state of recurrent layers, and generated ones.",
             "short",
             Query("prompt", rate(in_engines("vllm:prompt_tokens_total"))),
             Query("prompt, from the cache", rate(in_engines("vllm:prompt_tokens_cached_total"))),
+            Query("cached, without a state", rate(in_engines("fairlead:tokens_without_state_total"))),
             Query("generated", rate(in_engines("vllm:generation_tokens_total"))),
         ),
         graph(
