@@ -28,6 +28,8 @@ def make(
     caching: bool = True,
     pools: tuple[int, ...] = (),
     policy: SchedulingPolicy = "fcfs",
+    block_size: int = BLOCK,
+    longest: int = LONGEST,
     **limits: int,
 ) -> Scheduler:
     """Return a scheduler whose kinds, those of `specs`, share a pool or have those of `pools`."""
@@ -35,14 +37,14 @@ def make(
         max_num_batched_tokens=budget, max_num_seqs=seats, enable_chunked_prefill=chunked, policy=policy, **limits,
     )  # fmt: skip
     cache = CacheConfig(
-        block_size=BLOCK, gpu_memory_utilization=0.9, kv_cache_memory_bytes=None, num_gpu_blocks_override=None,
+        block_size=block_size, gpu_memory_utilization=0.9, kv_cache_memory_bytes=None, num_gpu_blocks_override=None,
         enable_prefix_caching=caching,
     )  # fmt: skip
     numbers = list(pools or [0] * len(specs))
     shapes = [LayerShape(1, 8, 8)] * len(set(numbers))
     layout = Layout(list(specs), numbers, list(range(len(specs))), numbers, shapes)
     sizes = [BlockPool(size) for size in pool_sizes(cache, config, layout, num_blocks)]
-    table = BlockTable([sizes[pool] for pool in layout.pools], seats, LONGEST, BLOCK, specs)
+    table = BlockTable([sizes[pool] for pool in layout.pools], seats, longest, block_size, specs)
     return Scheduler(config, table, [EOS], caching, lambda block_ids: None)
 
 

@@ -188,6 +188,8 @@ class BlockTable:
         for kind, new in enumerate(added):
             if not new:
                 continue
+            if kind == self.state_kind:
+                self._replace_latest(row, None)  # by the one that this step leaves behind
             block_ids = (
                 self._take_over(kind, row) if kind == in_place else self.pool_of[kind].allocate(len(new))
             )

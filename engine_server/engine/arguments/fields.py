@@ -183,7 +183,7 @@ class CacheArguments:
     num_state_slots: Count | None = argument(
         None,
         "the number of states of a model's recurrent layers: one for each running request and one for each prefix that "
-        "stays cached (default: twice max_num_seqs, in at most half of the cache's memory)",
+        "stays cached (default: 4 times max_num_seqs, in at most half of the cache's memory)",
     )
     enable_prefix_caching: bool = argument(True, "share KV-cache blocks between requests with equal prefixes")
 

@@ -60,9 +60,10 @@ def pool_sizes(cache: CacheConfig, scheduling: SchedulerConfig, layout: Layout, 
 
 
 def num_state_slots(config: EngineConfig, size: int, ledger: MemoryLedger) -> int:
-    """Return the number of states of recurrent layers: one for each row, and as many for prefixes that stay cached.
+    """Return the number of states of recurrent layers: 4 for each row, so that it finds its prompt again.
 
-    They take at most half of the cache's memory, but one is needed. size: the bytes of a state; 0: there are none.
+    They are its current one and the next, its latest at a block's end, and that of its prompt. They take at most half of
+    the cache's memory, but one is needed. size: the bytes of a state; 0: there are none.
     """
     if not size:
         return 0
@@ -72,7 +73,7 @@ def num_state_slots(config: EngineConfig, size: int, ledger: MemoryLedger) -> in
     memory = cache.kv_cache_memory_bytes
     if memory is None:
         memory = ledger.cache_memory(cache.gpu_memory_utilization, with_states=True)
-    return max(1, min(2 * config.scheduler_config.max_num_seqs, memory // 2 // size))
+    return max(1, min(4 * config.scheduler_config.max_num_seqs, memory // 2 // size))
 
 
 def num_blocks(
