@@ -353,7 +353,7 @@ def test_mixed_requests_all_end_and_free_their_blocks_and_states(
             engine.abort_request([gone])
             del running[gone]
             ended["abort"] += 1
-        while len(running) >= 12 or number == count - 1 and running:
+        while len(running) >= 12 or (number == count - 1 and running):
             for output in engine.step():
                 if output.finished:
                     prompt = running.pop(output.request_id)

@@ -62,8 +62,8 @@ def pool_sizes(cache: CacheConfig, scheduling: SchedulerConfig, layout: Layout, 
 def num_state_slots(config: EngineConfig, size: int, ledger: MemoryLedger) -> int:
     """Return the number of states of recurrent layers: 4 for each row, so that it finds its prompt again.
 
-    They are its current one and the next, its latest at a block's end, and that of its prompt. They take at most half of
-    the cache's memory, but one is needed. size: the bytes of a state; 0: there are none.
+    They are its current one and the next, its latest at a block's end, and that of its prompt. All take at most half
+    of the cache's memory, but one is needed. size: the bytes of a state; 0: there are none.
     """
     if not size:
         return 0
