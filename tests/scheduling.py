@@ -28,7 +28,7 @@ def make(
     caching: bool = True,
     pools: tuple[int, ...] = (),
     policy: SchedulingPolicy = "fcfs",
-    **limits: int,
+    **limits: float,
 ) -> Scheduler:
     """Return a scheduler whose kinds, those of `specs`, share a pool or have those of `pools`."""
     config = SchedulerConfig(
