@@ -103,7 +103,7 @@ def test_row_of_an_integer_product_is_bitwise_independent_of_others(
     together = product.apply(values)
     order = torch.randperm(64)
     assert torch.equal(product.apply(values[order]), together[order])
-    for count in (1, 2, 3, 5, 17):
+    for count in (1, 2, 3, 5, 15, 16, 17):
         assert torch.equal(product.apply(values[20 : 20 + count]), together[20 : 20 + count])
 
 
@@ -127,10 +127,11 @@ def test_integer_products_have_the_same_bits_at_all_levels_with_avx512(
         library.kernels.cache_clear()
 
 
-def test_integer_products_are_bitwise_equal_with_one_and_two_threads() -> None:
+@pytest.mark.parametrize("rows", [12, 40])
+def test_integer_products_are_bitwise_equal_with_one_and_two_threads(rows: int) -> None:
     product, values = (
         native(integers(576, 1000, 64, 4, True, torch.float32)),
-        values_of(12, 576, torch.float32),
+        values_of(rows, 576, torch.float32),
     )
     before, outputs = torch.get_num_threads(), []
     for count in (1, 2):
