@@ -81,6 +81,16 @@ def test_integer_product_equals_float64(inputs, outputs, group, bits, with_minim
         assert (output - exact).abs().max() <= SLACK[dtype] * exact.abs().max()
 
 
+@pytest.mark.parametrize("sign", [-1, 1])
+@pytest.mark.parametrize("rows", [1, 7, 33])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_integer_product_holds_the_largest_sums_of_a_group(bits: int, rows: int, sign: int) -> None:
+    codes = torch.full((40, 96 * bits // 8), 255, dtype=torch.uint8)
+    product = native(IntegerFormat(codes, torch.ones(40, 3), torch.zeros(40, 3), None, bits, torch.float32))
+    output = product.apply(torch.full((rows, 96), 127.0 * sign))
+    assert torch.equal(output, torch.full((rows, 40), 96 * 127.0 * sign * (2**bits - 1)))
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_integer_product_differs_from_its_weights_in_float64_by_the_rounding_of_values_alone(
     bits: int,
