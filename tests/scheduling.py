@@ -30,7 +30,7 @@ def make(
     policy: SchedulingPolicy = "fcfs",
     block_size: int = BLOCK,
     longest: int = LONGEST,
-    **limits: int,
+    **limits: float,
 ) -> Scheduler:
     """Return a scheduler whose kinds, those of `specs`, share a pool or have those of `pools`."""
     config = SchedulerConfig(

@@ -186,9 +186,10 @@ def main() -> None:
         for name, part in parts.items():
             limit = f", {part['share_of_limit']:.0%} of the limit" if "share_of_limit" in part else ""
             print(f"  {name}: {part['seconds']:.3f} s, {part['share']:.1%}{limit}")
-    budget = engine.config.scheduler_config.max_num_batched_tokens
+    scheduler = engine.config.scheduler_config
+    step = {"tokens": scheduler.max_num_batched_tokens, "ms": scheduler.max_step_ms}
     kernels_in_use = engine.config.device_config.kernels_in_use
-    result = {"kernels": kernels_in_use, "tokens_a_step": budget, "limits": machine, "figures": figures}
+    result = {"kernels": kernels_in_use, "limits_of_a_step": step, "limits": machine, "figures": figures}
     print(f"saved {save('cpu.prompt_parts', result)}")
 
 

@@ -38,6 +38,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_partial_prefills: int = 0
     # Maximum number of tokens of one prompt in a step; 0: no limit.
     long_prefill_token_threshold: int = 0
+    # The longest time of a step with prompts and decodes; 0: no limit.
+    max_step_ms: float = 0
     # Maximum number of draft tokens of all requests together.
     max_num_drafts: int = 0
 

@@ -147,6 +147,7 @@ class EngineCore:
         self.progress.tick()
         started = time.perf_counter()
         self._batch = []
+        in_flight = self._in_flight
         self._first.timer.take()
         self.scheduler.read_adapters()
         steps = self.scheduler.expire() + self.scheduler.fail_without_adapter()
@@ -157,6 +158,10 @@ class EngineCore:
             self._memory = self._first.platform.memory_stats(self._first.caches)
             self._memory_taken = started
         seconds, waited = time.perf_counter() - started, self._first.timer.take()
+        if not self.overlapped:
+            self.scheduler.observe(self._batch, seconds)
+        elif in_flight is not None:  # which was awaited, while the latest step was only launched
+            self.scheduler.observe(in_flight.batch, seconds)
         if self.speculator is not None and self._batch:
             self.speculator.observe(self._batch)
             if self.overlapped:

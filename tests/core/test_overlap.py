@@ -13,6 +13,7 @@ from engine_server.core.forward_output import ForwardOutput
 from engine_server.core.model_inputs import ModelInputs
 from engine_server.core.model_runner import ModelRunner
 from engine_server.core.sampling.sampler import PendingTokens
+from engine_server.core.scheduling.scheduler import Scheduler
 from engine_server.core.scheduling.step_result import StepResult
 from engine_server.modeling.platform.cpu import CpuPlatform
 
@@ -57,6 +58,24 @@ def test_overlapped_loop_gives_the_results_of_the_plain_loop(tiny_llama: Path, f
     assert [[list(each) for each in one[2] or []] for one in overlapped] == [
         [list(each) for each in one[2] or []] for one in plain
     ]
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_durations_are_those_of_the_steps_whose_results_they_bring(
+    tiny_llama: Path, overlapped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts: list[int] = []
+    monkeypatch.setattr(
+        Scheduler, "observe", lambda self, batch, seconds: starts.extend(one.start for one in batch)
+    )
+    engine = make(tiny_llama, overlapped, 80)
+    params = SamplingParams(max_tokens=3, ignore_eos=True, detokenize=False)
+    engine.add_request("r", {"prompt_token_ids": [5, 6]}, params)
+    collected = [(len(engine.step()), list(starts)) for _ in range(2)]
+    if overlapped:
+        assert collected == [(0, []), (1, [0])]
+    else:
+        assert collected == [(1, [0]), (1, [0, 2])]
 
 
 def test_next_step_is_launched_before_the_results_of_the_last_are_collected(tiny_llama: Path) -> None:

@@ -21,7 +21,7 @@ def tiny(tiny_llama) -> LLMEngine:
     return LLMEngine.from_engine_args(
         EngineArgs(
             model=str(tiny_llama), dtype="float32", skip_tokenizer_init=True, num_gpu_blocks_override=40,
-            max_num_seqs=8, disable_log_stats=True, enable_prompt_embeds=True,
+            max_num_seqs=8, max_num_batched_tokens=2048, disable_log_stats=True, enable_prompt_embeds=True,
         )
     )  # fmt: skip
 

@@ -15,6 +15,7 @@ from engine_server.core.model_inputs import model_inputs
 from engine_server.core.scheduling.batch import Batch, by_request, has_drafts, num_tokens, sampled_part
 from engine_server.core.scheduling.request import UNKNOWN, GenerationRequest, Request, block_hash
 from engine_server.core.scheduling.scheduler import Scheduler
+from engine_server.core.scheduling.step_limit import FEWEST, FIRST
 from engine_server.core.scheduling.step_result import StepResult
 from engine_server.modeling.cache.spec import FULL, CacheSpec, ChunkSpec, WindowSpec
 from engine_server.modeling.graphs.staging import Staging
@@ -417,6 +418,53 @@ def test_long_prompt_takes_no_more_of_a_step_than_its_threshold() -> None:
         {"short": 1, "long": 8, "longer": 8},
         {"short": 1, "long": 4, "longer": 8},
     ]
+
+
+def test_prompts_take_what_the_measured_time_of_a_token_allows() -> None:
+    scheduler = make(num_blocks=60, budget=128, seats=4, caching=False, max_step_ms=32)
+    for name in ("first", "second"):
+        scheduler.add(request(name, 36, 4))
+    batch = scheduler.schedule()
+    assert lengths(batch) == {
+        "first": 36,
+        "second": 28,
+    }  # as if a token took 1 ms, and twice as long without decodes
+    run(scheduler, batch)
+    scheduler.observe(batch, seconds=0.064 * 0.5)  # 0.5 ms a token, so 0.75 ms on average
+    scheduler.add(request("third", 36, 4))
+    assert lengths(scheduler.schedule()) == {"first": 1, "second": 8, "third": 33}
+
+
+def test_decodes_and_a_part_of_a_prompt_run_however_long_they_take() -> None:
+    scheduler = make(num_blocks=60, budget=64, seats=4, caching=False, max_step_ms=1)
+    scheduler.add(request("decoding", 20, 4))
+    batch = scheduler.schedule()
+    run(scheduler, batch)
+    scheduler.observe(batch, seconds=100.0)
+    scheduler.add(request("prompt", 36, 4))
+    assert lengths(scheduler.schedule()) == {"decoding": 1, "prompt": FEWEST}
+
+
+def test_drafts_take_their_part_of_the_budget_beside_no_prompt() -> None:
+    scheduler = make(num_blocks=60, budget=64, seats=4, caching=False, max_step_ms=1)
+    one = request("drafted", 16, 24)
+    scheduler.add(one)
+    batch = scheduler.schedule()
+    run(scheduler, batch)
+    scheduler.observe(batch, seconds=100.0)
+    one.drafts = [5] * (FEWEST + 4)
+    assert num_tokens(scheduler.schedule()) == 1 + FEWEST + 4
+
+
+def test_steps_of_decodes_change_no_limit_of_prompts() -> None:
+    scheduler = make(num_blocks=60, budget=64, seats=4, caching=False, max_step_ms=64)
+    scheduler.add(request("decoding", 8, 20))
+    for _ in range(3):  # a prompt of few tokens, and decodes
+        batch = scheduler.schedule()
+        run(scheduler, batch)
+        scheduler.observe(batch, seconds=10.0)
+    scheduler.add(request("prompt", 36, 1))
+    assert lengths(scheduler.schedule()) == {"decoding": 1, "prompt": FIRST - 1}
 
 
 def test_threshold_cuts_no_prompt_without_chunked_prefill() -> None:

@@ -81,6 +81,16 @@ def test_integer_product_equals_float64(inputs, outputs, group, bits, with_minim
         assert (output - exact).abs().max() <= SLACK[dtype] * exact.abs().max()
 
 
+@pytest.mark.parametrize("sign", [-1, 1])
+@pytest.mark.parametrize("rows", [1, 7, 33])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_integer_product_holds_the_largest_sums_of_a_group(bits: int, rows: int, sign: int) -> None:
+    codes = torch.full((40, 96 * bits // 8), 255, dtype=torch.uint8)
+    product = native(IntegerFormat(codes, torch.ones(40, 3), torch.zeros(40, 3), None, bits, torch.float32))
+    output = product.apply(torch.full((rows, 96), 127.0 * sign))
+    assert torch.equal(output, torch.full((rows, 40), 96 * 127.0 * sign * (2**bits - 1)))
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_integer_product_differs_from_its_weights_in_float64_by_the_rounding_of_values_alone(
     bits: int,
@@ -103,7 +113,7 @@ def test_row_of_an_integer_product_is_bitwise_independent_of_others(
     together = product.apply(values)
     order = torch.randperm(64)
     assert torch.equal(product.apply(values[order]), together[order])
-    for count in (1, 2, 3, 5, 17):
+    for count in (1, 2, 3, 5, 15, 16, 17):
         assert torch.equal(product.apply(values[20 : 20 + count]), together[20 : 20 + count])
 
 
@@ -127,10 +137,11 @@ def test_integer_products_have_the_same_bits_at_all_levels_with_avx512(
         library.kernels.cache_clear()
 
 
-def test_integer_products_are_bitwise_equal_with_one_and_two_threads() -> None:
+@pytest.mark.parametrize("rows", [12, 40])
+def test_integer_products_are_bitwise_equal_with_one_and_two_threads(rows: int) -> None:
     product, values = (
         native(integers(576, 1000, 64, 4, True, torch.float32)),
-        values_of(12, 576, torch.float32),
+        values_of(rows, 576, torch.float32),
     )
     before, outputs = torch.get_num_threads(), []
     for count in (1, 2):

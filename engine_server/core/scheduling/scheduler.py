@@ -13,6 +13,7 @@ from engine_server.core.scheduling.draft_counts import DraftCounts
 from engine_server.core.scheduling.request import UNKNOWN, Refusal, Request
 from engine_server.core.scheduling.rows import Rows
 from engine_server.core.scheduling.scheduler_state import SchedulerState
+from engine_server.core.scheduling.step_limit import StepLimit
 from engine_server.core.scheduling.step_result import StepResult
 from engine_server.core.scheduling.verification import verified_results
 from engine_server.core.scheduling.waiting import waiting_requests
@@ -26,10 +27,11 @@ MOST_RETRIES = 5
 class Scheduler:
     """The choice of each step's requests and their numbers of tokens (Orca, OSDI '22; vLLM, SOSP '23).
 
-    A step has a budget of tokens. Decodes come first, so that a long prompt never stalls them; prompts take the rest,
-    in chunks, in the order of the policy (waiting.py). When blocks run out, the running request that is last in this
-    order is preempted: its blocks are freed, and it is computed again later. Its tokens and its queue position are
-    kept, so that no output is lost and the first request in order always makes progress.
+    A step has a budget of tokens, and one with prompts may have a limit of time (step_limit.py). Decodes come first,
+    so that a long prompt never stalls them; prompts take the rest, in chunks, in the order of the policy (waiting.py).
+    When blocks run out, the running request that is last in this order is preempted: its blocks are freed, and it is
+    computed again later. Its tokens and its queue position are kept, so that no output is lost and the first request
+    in order always makes progress.
 
     enable_prefix_caching: share blocks between requests with equal prefixes (vLLM's automatic prefix caching).
     erase: zeroes blocks of each pool whose content is arbitrary, before other requests use them.
@@ -65,6 +67,7 @@ class Scheduler:
         # The running requests in the order of a step; None: it has changed.
         self._order: list[Request] | None = None
         self._budget = config.max_num_batched_tokens
+        self._limit = StepLimit(config.max_step_ms / 1000) if config.max_step_ms else None
         self._num_admitted = 0
         # Counts since the last call of `stats`.
         self._num_preemptions = self._num_queried = self._num_hit = 0
@@ -110,6 +113,9 @@ class Scheduler:
         self._preempt_outdated_ropes()
         batch: Batch = []
         budget = self._budget = min(self._budget + 1, self.config.max_num_batched_tokens)
+        if self._limit is not None and self._has_prompts():
+            num_decodes = sum(request.pending <= 1 for request in self.running)
+            budget = min(budget, self._limit.num_tokens(num_decodes))
         preempted = self._num_preemptions
         spare = budget - len(self.running)  # drafts never cost a running request its next token
         for request in self._in_order():
@@ -140,6 +146,11 @@ class Scheduler:
             if scheduled.samples:
                 scheduled.request.expect_result(scheduled.draft)
         return batch
+
+    def observe(self, batch: Batch, seconds: float) -> None:
+        """Take the duration of a step."""
+        if self._limit is not None:
+            self._limit.observe(batch, seconds)
 
     def read_adapters(self) -> None:
         """Start to read adapters that waiting requests need, in the order of the requests."""
@@ -266,6 +277,10 @@ class Scheduler:
             for kind in range(len(self.table.specs)):
                 room = self.table.columns(kind, request.row).stop * self.table.block_size
                 assert request.computed <= room, f"{request.request_id} has computed tokens without a block"
+
+    def _has_prompts(self) -> bool:
+        """Return True if the next step may have tokens of prompts."""
+        return bool(self.waiting) or any(request.pending > 1 for request in self._in_order()[-1:])
 
     def _in_order(self) -> list[Request]:
         """Return the running requests in the order of a step: decoding ones first, then by queue position."""

@@ -23,6 +23,7 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 Amount = Annotated[int, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Milliseconds = Annotated[float, msgspec.Meta(ge=0)]
 Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
@@ -216,7 +217,7 @@ class SchedulerArguments:
     """Scheduling."""
 
     max_num_batched_tokens: Count | None = argument(
-        None, "token budget of a step (default: 8192 on a GPU; on a CPU, what takes at most about 300 ms)"
+        None, "token budget of a step (default: 8192 on a GPU, 2048 on a CPU)"
     )
     max_num_seqs: Count | None = argument(256, "the maximum number of running requests")
     max_queue: Amount | None = argument(
@@ -231,6 +232,12 @@ class SchedulerArguments:
     )
     enable_chunked_prefill: bool = argument(
         True, "compute long prompts in chunks, in steps shared with other requests"
+    )
+    max_step_ms: Milliseconds | None = argument(
+        None,
+        "the longest time, in milliseconds, of a step in which prompts join the tokens of other requests; with prompts "
+        "alone it may take twice as long; their chunks are as long as the measured speed allows; 0: no limit "
+        "(default: 150 on a CPU without max_num_batched_tokens, else 0)",
     )
     max_num_partial_prefills: Amount = argument(
         0, "prompts that may be partially computed at the same time; 0: any number"

@@ -42,10 +42,6 @@ class ModelDescription:
     """The properties of a model that are known before it is loaded."""
 
     config: ModelConfig
-    # Approximate number of weights that each token is multiplied with.
-    weights_per_token: int
-    # Torch's name of the requested dtype, or of the weights' dtype if none is requested.
-    dtype: str
     # Embeddings can take the place of tokens: no layer has inputs of its own by token (Gemma 3n and 4).
     takes_embeddings: bool
 
@@ -79,7 +75,7 @@ def describe_model(args: Arguments) -> ModelDescription:
         pooling=pooling,
         max_logprobs=args.max_logprobs,
         logprobs_mode=args.logprobs_mode,
-        hidden_size=_size(text_config, "hidden_size", 0),
+        hidden_size=_hidden_size(text_config),
         prompt_embeds_size=_embedding_size(text_config) if args.enable_prompt_embeds else None,
         hf_overrides=args.hf_overrides or {},
         trust_remote_code=args.trust_remote_code,
@@ -89,15 +85,13 @@ def describe_model(args: Arguments) -> ModelDescription:
             args.generation_config, path, args.override_generation_config or {}, text_config.vocab_size
         ),
     )
-    weights = getattr(text_config, "dtype", None) or "float32"
-    dtype = str(weights).removeprefix("torch.") if args.dtype == "auto" else args.dtype
     takes_embeddings = not getattr(text_config, "hidden_size_per_layer_input", None)
     for name in ("enable_prompt_embeds", "enable_prompt_adapter"):
         if getattr(args, name) and not takes_embeddings:
             raise ValueError(
                 f"{name} is set; the model's layers have inputs by token, and take no embeddings"
             )
-    return ModelDescription(model, _weights_per_token(text_config), dtype, takes_embeddings)
+    return ModelDescription(model, takes_embeddings)
 
 
 def resolve_folder(args: Arguments) -> Path:
@@ -188,26 +182,13 @@ def _generation_config(source: str, model: Path) -> tuple[Path, dict[str, Any]]:
     return file, _read_json(file)
 
 
-def _weights_per_token(config: Any) -> int:
-    """Estimate the number of weights that multiply one token: attention's, and those of its routed experts."""
-    hidden = _size(config, "hidden_size", 0)
-    layers = _size(config, "num_hidden_layers", 0)
-    heads = _size(config, "num_attention_heads", 1)
-    kv_heads = _size(config, "num_key_value_heads", heads)
-    head_dim = _size(config, "head_dim", hidden // heads)
-    inner = _size(config, "intermediate_size", 4 * hidden)
-    if experts := _size(config, "num_experts_per_tok", 0):
-        inner = _size(config, "moe_intermediate_size", inner) * experts
-    return layers * hidden * (2 * head_dim * (heads + kv_heads) + 3 * inner)
-
-
-def _size(config: Any, name: str, default: int) -> int:
-    """Return a number of the config; `default` if there is none, or one for each layer."""
+def _hidden_size(config: Any) -> int:
+    """Return the size of hidden states; 0 if the config has none, or one for each layer."""
     try:
-        value = getattr(config, name, None)
+        size = getattr(config, "hidden_size", None)
     except RuntimeError:  # it has one for each layer
-        value = None
-    return int(value) if isinstance(value, int | float) and value else default
+        size = None
+    return int(size) if isinstance(size, int | float) else 0
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -26,12 +26,14 @@ from engine_server.engine.arguments.draft_model import with_draft_model
 from engine_server.engine.arguments.fields import Arguments, SpeedArguments
 from engine_server.engine.arguments.flags import full_dtype
 from engine_server.engine.arguments.model_config import ModelDescription, describe_model
-from engine_server.engine.arguments.prefill_budget import cpu_budget, prefill_flops
-from engine_server.modeling.platform.cpu_quota import available_cpus
 
 logger = logging.getLogger(__name__)
 
 GPU_BUDGET = 8192
+# With more tokens prompts are no faster, whatever the CPU.
+CPU_BUDGET = 2048
+# The longest gap that prompts cause between another request's tokens.
+CPU_STEP_MS = 150.0
 BLOCK_SIZE = 16
 MAX_NUM_SEQS = 256
 # Draft tokens of a step: with more requests than this many drafts are for, the device has enough to compute.
@@ -124,12 +126,13 @@ def _scheduler_config(
 ) -> SchedulerConfig:
     model = description.config
     chunked = args.enable_chunked_prefill and not model.is_encoder
-    budget = args.max_num_batched_tokens
+    budget, step_ms = args.max_num_batched_tokens, args.max_step_ms
+    if step_ms is None:
+        step_ms = CPU_STEP_MS if chunked and budget is None and not _uses_gpu(args) else 0
+    if step_ms and not chunked:
+        raise ValueError(f"max_step_ms is {step_ms:g}: without chunked prefill steps have no limit of time")
     if budget is None:
-        budget = GPU_BUDGET
-        if not _uses_gpu(args):
-            flops = prefill_flops(description.dtype)
-            budget = cpu_budget(description.weights_per_token, flops, available_cpus())
+        budget = GPU_BUDGET if _uses_gpu(args) else CPU_BUDGET
         if not chunked:
             budget = max(budget, model.max_model_len)
     if not chunked and budget < model.max_model_len:
@@ -148,6 +151,7 @@ def _scheduler_config(
         max_queue=args.max_queue,
         max_num_partial_prefills=args.max_num_partial_prefills,
         long_prefill_token_threshold=args.long_prefill_token_threshold,
+        max_step_ms=step_ms,
         max_num_drafts=min(most, MAX_NUM_DRAFTS),
     )
 

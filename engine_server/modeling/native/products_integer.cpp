@@ -21,10 +21,17 @@ constexpr int BLOCK = 32;                      // outputs whose weights are inte
 constexpr int LINE = 4 * BLOCK;                // bytes: the codes of four inputs, or of two times four with 4 bits
 constexpr int VECTORS = 2, WIDTH = VECTORS * LANES;  // of a tile's outputs
 constexpr int TILE = REGISTERS == 32 ? 12 : 6;       // rows whose sums of a group stay in registers
-constexpr int FEW = TILE * 2 / 3;                    // rows for which nothing is unpacked
+constexpr int STORED_TILE = TILE * 2 / 3;            // the same while codes are unpacked in registers
 constexpr int AHEAD = 2048;                    // bytes from a load to its prefetch
 constexpr int64_t VALUES_IN_CACHE = 1 << 18;   // bytes of rows that are multiplied by all weights: half of an L2 cache
 constexpr int64_t WORTH_QUANTISING = 1 << 14;  // elements that are worth a second thread
+
+// Rows for which codes are unpacked again for each tile, since writing them to memory takes longer.
+#ifdef __AMX_INT8__
+constexpr int64_t FEW = TILE_ROWS - 1;
+#else
+constexpr int64_t FEW = 16;
+#endif
 
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 constexpr bool VNNI = true;
@@ -363,7 +370,7 @@ void multiply_rows(const Job& job, int64_t rows) {
     if (rows <= FEW)
         return for_outputs_in_parallel(weight.out, BLOCK, WIDTH, worth_threads, [&](int64_t output) {
             const Stored<BITS> codes(weight, output);
-            for_row_tiles<FEW>(rows, [&]<int ROWS>(int64_t row, std::integral_constant<int, ROWS>) {
+            for_row_tiles<STORED_TILE>(rows, [&]<int ROWS>(int64_t row, std::integral_constant<int, ROWS>) {
                 multiply_tile<BITS, GROUP, SHARED, MINIMA, ROWS>(job, codes, row, output);
             });
         });

@@ -25,7 +25,7 @@ CACHE_SETTINGS = (
 )  # fmt: skip
 SCHEDULER_SETTINGS = (
     "max_num_batched_tokens", "max_num_seqs", "enable_chunked_prefill", "policy", "async_scheduling", "max_queue",
-    "max_num_partial_prefills", "long_prefill_token_threshold",
+    "max_num_partial_prefills", "long_prefill_token_threshold", "max_step_ms",
 )  # fmt: skip
 
 

@@ -4,11 +4,11 @@ import argparse
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from engine_server import AsyncEngineArgs, EngineArgs, UsageContext
-from engine_server.engine.arguments.prefill_budget import LARGEST, SMALLEST, cpu_budget, prefill_flops
 
 
 def parse(*flags: str) -> EngineArgs:
@@ -66,6 +66,7 @@ def test_json_and_automatic_values_are_read_from_flags() -> None:
         {"distributed_executor_backend": "ray"}, {"quantization": "awq"}, {"swap_space": 2},
         {"prefix_caching_hash_algo": "md5"}, {"runner": "draft"}, {"logprobs_mode": "logits"},
         {"max_logprobs": -2}, {"max_num_partial_prefills": -1}, {"long_prefill_token_threshold": -1},
+        {"max_step_ms": -1},
         {"hf_overrides": "x"}, {"seed": 2**70}, {"max_model_len": 0}, {"max_model_len": -2},
     ],
     ids=str,
@@ -165,20 +166,24 @@ def test_code_outside_the_models_folder_is_never_run(tiny_llama: Path, tmp_path:
         EngineArgs(model="org/name", trust_remote_code=True).create_engine_config()
 
 
-def test_budget_of_a_step_follows_the_models_size_and_the_cpus(tiny_llama: Path) -> None:
-    small, large = 106_000_000, 7_000_000_000
-    float32 = prefill_flops("float32", "flags: avx512_bf16")
-    avx512 = prefill_flops("bfloat16", "flags: avx512_bf16")
-    amx = prefill_flops("bfloat16", "flags: avx512_bf16 amx_bf16")
-    assert prefill_flops("bfloat16", "flags: avx2") == float32
-    assert cpu_budget(small, float32, cpus=2) == 128
-    assert cpu_budget(small, avx512, cpus=2) == 256
-    assert cpu_budget(small, amx, cpus=2) == 832
-    assert cpu_budget(small, float32, cpus=4) > cpu_budget(small, float32, cpus=2)
-    assert cpu_budget(large, float32, cpus=2) == SMALLEST
-    assert cpu_budget(1, float32, cpus=64) == LARGEST
-    config = EngineArgs(model=str(tiny_llama), device="cpu").create_engine_config()
-    assert config.scheduler_config.max_num_batched_tokens == LARGEST
+def test_steps_have_a_limit_of_time_on_a_cpu_unless_tokens_are_given(tiny_llama: Path) -> None:
+    def limits(**options: Any) -> tuple[int, float]:
+        scheduler = EngineArgs(model=str(tiny_llama), **options).create_engine_config().scheduler_config
+        return scheduler.max_num_batched_tokens, scheduler.max_step_ms
+
+    assert limits(device="cpu") == (2048, 150)
+    assert limits(device="cpu", max_num_batched_tokens=96) == (96, 0)
+    assert limits(device="cpu", max_num_batched_tokens=96, max_step_ms=40.5) == (96, 40.5)
+    assert limits(device="cpu", max_step_ms=0) == (2048, 0)
+    assert limits(device="cpu", enable_chunked_prefill=False) == (2048, 0)
+    assert limits(device="cuda") == (8192, 0)
+    assert limits(device="cuda", max_step_ms=40) == (8192, 40)
+
+
+def test_limit_of_time_needs_chunked_prefill(tiny_llama: Path) -> None:
+    args = EngineArgs(model=str(tiny_llama), enable_chunked_prefill=False, max_step_ms=50)
+    with pytest.raises(ValueError, match="max_step_ms is 50: without chunked prefill"):
+        args.create_engine_config()
 
 
 SETTINGS = {"temperature": 0.25, "top_p": 0.5, "max_new_tokens": 3, "eos_token_id": [1, 7], "do_sample": True}
