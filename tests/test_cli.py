@@ -19,7 +19,7 @@ import pytest
 
 from engine_server import cli
 from engine_server.contract.command_line import help_of
-from engine_server.contract.fetch_status import UNUSABLE
+from engine_server.contract.fetch_container import UNUSABLE
 from engine_server.contract.logs import FORMAT_VARIABLE, LEVEL_VARIABLE, LEVELS
 from engine_server.contract.version import VERSION
 from engine_server.model_sources import package

@@ -2,8 +2,6 @@
 
 from typing import NamedTuple
 
-from engine_server.contract.paths import TOKEN_ID_PATHS
-
 
 class Bound(NamedTuple):
     """The largest accepted amount of something that a request contains."""
@@ -22,7 +20,7 @@ class Bound(NamedTuple):
 # The body, before it is parsed: characters that make lists, objects and entries.
 JSON_BRACKETS = Bound("`[` and `{` outside of the body's strings", 1 << 18)
 JSON_COMMAS = Bound("commas outside of the body's strings", 1 << 18)
-# In place of the latter where a body may have token ids: for TOKEN_ID_PATHS, and for a stream that is continued.
+# In place of the latter where a body may have token ids: for paths that take them, and for a stream that is continued.
 TOKEN_ID_COMMAS = Bound("commas outside of the body's strings, of a body that may have token ids", 1 << 20)
 # Of all strings of JSON in a body, which are parsed too: the arguments of earlier calls.
 NESTED_VALUES = Bound(
@@ -69,20 +67,8 @@ BOUNDS = (
     SCHEMA_BYTES, SCHEMA_DEPTH, GRAMMAR_BYTES, CONTEXT_EDITS,
 )  # fmt: skip
 
-# A body without more bytes has no more values than any.
-UNCOUNTED_BYTES = min(JSON_BRACKETS.limit, JSON_COMMAS.limit)
 # The ends of strings that `without_strings` looks for.
 MOST_QUOTES = 1 << 20
-
-
-def excess_of_structure(body: bytes | bytearray, path: str, continues: bool = False) -> str | None:
-    """Return the error message for JSON with too many values, whose scan would block other requests; else None.
-
-    path: that of the request. continues: the body has the token ids of a stream that it continues.
-    """
-    commas = TOKEN_ID_COMMAS if continues or path in TOKEN_ID_PATHS else JSON_COMMAS
-    # Nearly all bodies have few with their strings, which take much longer to remove.
-    return excess_of_values(body, commas) and excess_of_values(without_strings(body), commas)
 
 
 def excess_of_values(text: bytes | bytearray, commas: Bound) -> str | None:

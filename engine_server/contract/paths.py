@@ -1,8 +1,5 @@
 """Paths of the engine server's HTTP API that name a model in their request's body, which a router forwards."""
 
-# Of a container that fetches a model: a GET answers with the bytes that are done and the total.
-PROGRESS_PATH = "/progress"
-
 # Those that use a model's tokenizer alone.
 TOKENIZER_PATHS = frozenset(
     {"/v1/messages/count_tokens", "/v1/responses/input_tokens", "/tokenize", "/detokenize"}

@@ -18,7 +18,8 @@ from llm_operator.api.spec import parse
 from engine_server.contract import api, labels, model_uri
 from engine_server.contract.adapters import ADAPTERS_PATH
 from engine_server.contract.demand import DEMAND_PATH
-from engine_server.contract.paths import MODEL_PATHS, PROGRESS_PATH
+from engine_server.contract.fetch_container import PROGRESS_PATH
+from engine_server.contract.paths import MODEL_PATHS
 from engine_server.contract.served_names import NameClaim
 from engine_server.router.callers.callers import Callers
 from engine_server.router.callers.keys import KeyEntry, digest_of

@@ -3,7 +3,7 @@
 from math import inf
 from time import perf_counter
 
-from engine_server.contract.bounds import excess_of_structure
+from engine_server.contract.body_structure import excess_of_structure
 from engine_server.contract.deadline import TimeLeft
 from engine_server.router import errors
 from engine_server.router.callers.callers import Callers

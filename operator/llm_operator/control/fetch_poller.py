@@ -7,8 +7,8 @@ import msgspec
 
 from engine_server.contract.api import Key
 from engine_server.contract.decoding import decode
+from engine_server.contract.fetch_container import PROGRESS_PATH
 from engine_server.contract.labels import ENGINE_PORT
-from engine_server.contract.paths import PROGRESS_PATH
 from engine_server.contract.ranges import Total
 from llm_operator.control.pod_questions import PodQuestions
 

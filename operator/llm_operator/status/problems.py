@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from engine_server.contract.fetch_status import UNUSABLE
+from engine_server.contract.fetch_container import UNUSABLE
 from engine_server.contract.labels import MODEL_CONTAINER
 from engine_server.contract.memory_shortage import find_shortage
 from engine_server.contract.model_folder import reports_no_model
