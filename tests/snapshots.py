@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
 from engine_server import cli
-from engine_server.contract.command_line import help_of as help_of_flag
+from engine_server.contract.base.command_line import help_of as help_of_flag
 
 # What differs between two starts of a program, or tells where its code lies, by the word that stands for it.
 VARIABLE = {

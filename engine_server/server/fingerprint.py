@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from engine_server.config import DenseModule
-from engine_server.contract.continuation import RENDERING
-from engine_server.contract.digests import DIGEST_LENGTH
+from engine_server.contract.wire.continuation import RENDERING
+from engine_server.contract.wire.digests import DIGEST_LENGTH
 
 if TYPE_CHECKING:
     from engine_server.config import EngineConfig, ModelConfig, PoolingConfig

@@ -19,7 +19,7 @@ from local_server import LocalServer
 from server.conversation.recorded_answers import FORMATS, RECORDINGS, TOOLS, layout_with
 from snapshots import assert_unchanged
 
-from engine_server.contract.continuation import RENDERING
+from engine_server.contract.wire.continuation import RENDERING
 from engine_server.server.engine_host import EngineHost
 from engine_server.server.settings import ApiSettings
 
