@@ -26,7 +26,7 @@ class ErrorCode(StrEnum):
     status: int
     elsewhere: Elsewhere
 
-    def __new__(cls, code: str, status: int, elsewhere: Elsewhere = NEVER) -> Self:
+    def __new__(cls, code: str, status: int, elsewhere: Elsewhere) -> Self:
         member = str.__new__(cls, code)
         member._value_ = code
         member.status = status
@@ -39,35 +39,35 @@ class ErrorCode(StrEnum):
     DRAINING = "draining", 503, ALWAYS
     ENGINE_DEAD = "engine_dead", 503, ALWAYS
     ABORTED = "aborted", 503, WITHIN_BUDGET
-    REQUEST_FAILED = "request_failed", 500
+    REQUEST_FAILED = "request_failed", 500, NEVER
     INTERNAL_ERROR = "internal_error", 500, WITHIN_BUDGET
-    INVALID_JSON = "invalid_json", 400
-    MISSING_FIELD = "missing_field", 400
-    UNSUPPORTED_VALUE = "unsupported_value", 400
-    MODEL_MISMATCH = "model_mismatch", 409
-    OPERATION_REFUSED = "operation_refused", 409
-    FOREIGN_ORIGIN = "foreign_origin", 403
+    INVALID_JSON = "invalid_json", 400, NEVER
+    MISSING_FIELD = "missing_field", 400, NEVER
+    UNSUPPORTED_VALUE = "unsupported_value", 400, NEVER
+    MODEL_MISMATCH = "model_mismatch", 409, NEVER
+    OPERATION_REFUSED = "operation_refused", 409, NEVER
+    FOREIGN_ORIGIN = "foreign_origin", 403, NEVER
 
     # From both.
-    INVALID_VALUE = "invalid_value", 400
-    MALFORMED_REQUEST = "malformed_request", 400
-    INVALID_API_KEY = "invalid_api_key", 401
-    UNKNOWN_HOST = "unknown_host", 403
-    MODEL_NOT_FOUND = "model_not_found", 404
-    UNKNOWN_PATH = "unknown_path", 404
-    METHOD_NOT_ALLOWED = "method_not_allowed", 405
-    SLOW_REQUEST = "slow_request", 408
-    BODY_TOO_LARGE = "body_too_large", 413
-    UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type", 415
-    RATE_LIMITED = "rate_limited", 429
-    HEAD_TOO_LARGE = "head_too_large", 431
+    INVALID_VALUE = "invalid_value", 400, NEVER
+    MALFORMED_REQUEST = "malformed_request", 400, NEVER
+    INVALID_API_KEY = "invalid_api_key", 401, NEVER
+    UNKNOWN_HOST = "unknown_host", 403, NEVER
+    MODEL_NOT_FOUND = "model_not_found", 404, NEVER
+    UNKNOWN_PATH = "unknown_path", 404, NEVER
+    METHOD_NOT_ALLOWED = "method_not_allowed", 405, NEVER
+    SLOW_REQUEST = "slow_request", 408, NEVER
+    BODY_TOO_LARGE = "body_too_large", 413, NEVER
+    UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type", 415, NEVER
+    RATE_LIMITED = "rate_limited", 429, NEVER
+    HEAD_TOO_LARGE = "head_too_large", 431, NEVER
     BUFFER_FULL = "buffer_full", 503, WITHIN_BUDGET
-    REQUEST_TIMEOUT = "request_timeout", 504
+    REQUEST_TIMEOUT = "request_timeout", 504, NEVER
 
     # From the router.
-    INVALID_BODY = "invalid_body", 400
-    MODEL_NOT_ALLOWED = "model_not_allowed", 403
-    TARGET_TOO_LONG = "target_too_long", 414
+    INVALID_BODY = "invalid_body", 400, NEVER
+    MODEL_NOT_ALLOWED = "model_not_allowed", 403, NEVER
+    TARGET_TOO_LONG = "target_too_long", 414, NEVER
     NO_ANSWER = "no_answer", 502, WITHIN_BUDGET
     INTERRUPTED = "interrupted", 502, WITHIN_BUDGET
     NO_REPLICA = "no_replica", 503, WITHIN_BUDGET
