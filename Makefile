@@ -60,7 +60,7 @@ up: ## serve the sample model on this machine
 	@$(MAKE) --no-print-directory --jobs=2 $(VENV)/.native $(VENV)/.sample
 	@exec $(BIN)/fairlead up $(SAMPLE)
 
-VERSION := $(shell sed -n 's/^VERSION = "\(.*\)"/\1/p' engine_server/contract/version.py)
+VERSION := $(shell sed -n 's/^VERSION = "\(.*\)"/\1/p' engine_server/contract/base/version.py)
 # No registry is called localhost: a node that lacks the image finds nobody else's by its name.
 IMAGE := localhost/fairlead:$(VERSION)
 KIND_CLUSTER := fairlead

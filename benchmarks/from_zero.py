@@ -20,7 +20,7 @@ from typing import Any
 import aiohttp
 
 from benchmarks.record import save
-from engine_server.contract.labels import selector_text
+from engine_server.contract.cluster.labels import selector_text
 
 TARGET_SECONDS = 1.0
 ANSWER_SECONDS = 900.0

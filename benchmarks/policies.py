@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from benchmarks.record import save
-from engine_server.contract.api import Key
+from engine_server.contract.cluster.api import Key
 from engine_server.router.routing.endpoint import RAMP_SECONDS, Address, Endpoint
 from engine_server.router.routing.key import DEFAULT_PREFIX_CHARS, RouteKey, read_key
 from engine_server.router.routing.policies.policy import Policy

@@ -62,6 +62,8 @@ class ScriptedCore:
         self.script = script
         # The number of tokens after which answers wait; None: they don't.
         self.held_at: int | None = None
+        # The most tokens of a step, as accepted drafts make them.
+        self.tokens_per_step = 1
         # Of each prompt, as the core reports them.
         self.num_cached = 0
         # Log-probabilities of prompts, to be sent before the step's outputs.
@@ -90,7 +92,7 @@ class ScriptedCore:
         return None
 
     def step(self) -> list[PromptLogprobsPart | StepOutputs]:
-        """Give every request its next token; return the messages about it."""
+        """Give every request its next tokens; return the messages about them."""
         steps = [self._next(answer) for answer in list(self._answers.values()) if self._continues(answer)]
         parts, self._parts = self._parts, []
         return [*parts, StepOutputs(steps, self._stats(len(steps)))]
@@ -99,26 +101,33 @@ class ScriptedCore:
         return self.held_at is None or answer.number < self.held_at
 
     def _next(self, answer: Answer) -> RequestStep:
-        request, tokens, number = answer.request, answer.tokens, answer.number
-        params = request.params
-        ends = number >= len(tokens) and not params.ignore_eos
-        token_id = self._eos_token_ids[0] if ends else tokens[number % len(tokens)]
-        step = RequestStep(answer.request_id, [token_id])
-        step.finish_reason, step.stop_reason = params.end(
-            token_id, number + 1, request.max_tokens, self._eos_token_ids
-        )
-        if params.logprobs is not None:
-            step.logprobs = [logprobs(token_id, params.logprobs)]
-        if number == request.num_resumed:
+        request, params = answer.request, answer.request.params
+        step = RequestStep(answer.request_id, [])
+        if answer.number == request.num_resumed:
             step.scheduled, step.num_cached_tokens = time.monotonic(), self.num_cached
             if (count := params.prompt_logprobs) is not None and not answer.index:
                 end = len(request.prompt_token_ids) - request.num_resumed
                 prompt = [logprobs(token, count) for token in request.prompt_token_ids[1:end]]
                 self._parts += PromptLogprobsPart.split(answer.request_id, prompt)
-        answer.number += 1
+        while len(step.new_token_ids) < self.tokens_per_step and not step.finish_reason:
+            self._add_token(step, answer)
+        if params.logprobs is not None:
+            step.logprobs = [logprobs(token_id, params.logprobs) for token_id in step.new_token_ids]
         if step.finish_reason:
             del self._answers[answer.request_id]
         return step
+
+    def _add_token(self, step: RequestStep, answer: Answer) -> None:
+        """Add an answer's next token to its step, and the reason if the answer ends with it."""
+        request, tokens, number = answer.request, answer.tokens, answer.number
+        params = request.params
+        ends = number >= len(tokens) and not params.ignore_eos
+        token_id = self._eos_token_ids[0] if ends else tokens[number % len(tokens)]
+        step.new_token_ids.append(token_id)
+        step.finish_reason, step.stop_reason = params.end(
+            token_id, number + 1, request.max_tokens, self._eos_token_ids
+        )
+        answer.number += 1
 
     def _stats(self, num_tokens: int) -> SchedulerStats:
         running = len(self._answers)

@@ -11,10 +11,10 @@ from http.client import HTTPException
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from engine_server.contract.api import GROUP
-from engine_server.contract.command_line import Parser
-from engine_server.contract.downloads import amount
-from engine_server.contract.version import VERSION
+from engine_server.contract.base.command_line import Parser
+from engine_server.contract.base.version import VERSION
+from engine_server.contract.cluster.api import GROUP
+from engine_server.contract.cluster.downloads import amount
 from engine_server.model_sources.store import cache
 from engine_server.modeling.native.levels import LEVELS, instruction_level, library_file
 from engine_server.modeling.platform.cpu_quota import available_cpus

@@ -17,8 +17,8 @@ import pytest
 from cluster_manifests import Manifest, idle_pod
 from waiting import until
 
-from engine_server.contract.engine_keys import derive_key
-from engine_server.contract.labels import LLMDEPLOYMENT_LABEL as LABEL
+from engine_server.contract.cluster.engine_keys import derive_key
+from engine_server.contract.cluster.labels import LLMDEPLOYMENT_LABEL as LABEL
 
 ROOT = Path(__file__).parents[1]
 SYSTEM = "fairlead-system"

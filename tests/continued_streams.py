@@ -7,8 +7,8 @@ from typing import Any
 
 from api_client import Answer
 
-from engine_server.contract import headers
-from engine_server.contract.continuation import REPORT_PREFIX, TokenReport
+from engine_server.contract.wire import headers
+from engine_server.contract.wire.continuation import REPORT_PREFIX, TokenReport
 
 CHAT = "/v1/chat/completions"
 MESSAGES = "/v1/messages"

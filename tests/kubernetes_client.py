@@ -11,7 +11,7 @@ import yaml
 from llm_operator.control.resources import Resource
 from waiting import NotYetError
 
-from engine_server.contract.nesting import decode_shallow
+from engine_server.contract.base.nesting import decode_shallow
 
 Manifest = dict[str, Any]
 

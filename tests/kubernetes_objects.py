@@ -2,8 +2,8 @@
 
 import json
 
-from engine_server.contract.labels import LLMDEPLOYMENT_LABEL as LABEL
-from engine_server.contract.labels import child_name
+from engine_server.contract.cluster.labels import LLMDEPLOYMENT_LABEL as LABEL
+from engine_server.contract.cluster.labels import child_name
 
 
 def llmd(name: str, *served: str, policy: str | None = None, spec: dict | None = None, **metadata) -> dict:

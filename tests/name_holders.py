@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from engine_server.contract.served_names import NameClaim
+from engine_server.contract.cluster.served_names import NameClaim
 
 
 def holders(claims: Iterable[NameClaim]) -> dict[str, NameClaim]:

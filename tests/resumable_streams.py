@@ -2,8 +2,8 @@
 
 import json
 
-from engine_server.contract.continuation import StreamTerms, TokenReport
-from engine_server.contract.engine_report import ReportedUsage
+from engine_server.contract.wire.continuation import StreamTerms, TokenReport
+from engine_server.contract.wire.engine_report import ReportedUsage
 
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"

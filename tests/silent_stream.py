@@ -8,7 +8,7 @@ import sys
 
 from resumable_streams import chunk, event
 
-from engine_server.contract.continuation import TokenReport
+from engine_server.contract.wire.continuation import TokenReport
 
 READY = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 STREAM_HEAD = (

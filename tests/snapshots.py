@@ -1,7 +1,8 @@
 """What the programs show to users, and what the passes replace, compared with text files beside the tests.
 
-After an intended change, `UPDATE_SNAPSHOTS=1 pytest -m '' tests/*/test_snapshots.py tests/*/test_*pass_reports.py`
-writes the files, with TRITON_INTERPRET=1 those of Triton too; `git diff` shows what users will see differently.
+After an intended change, `UPDATE_SNAPSHOTS=1 pytest -m '' tests/*/test_snapshots.py tests/*/test_recorded_streams.py
+tests/*/test_*pass_reports.py` writes the files, with TRITON_INTERPRET=1 those of Triton too; `git diff` shows what
+users will see differently.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
 from engine_server import cli
-from engine_server.contract.command_line import help_of as help_of_flag
+from engine_server.contract.base.command_line import help_of as help_of_flag
 
 # What differs between two starts of a program, or tells where its code lies, by the word that stands for it.
 VARIABLE = {

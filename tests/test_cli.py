@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 
 from engine_server import cli
-from engine_server.contract.command_line import help_of
-from engine_server.contract.fetch_status import UNUSABLE
-from engine_server.contract.logs import FORMAT_VARIABLE, LEVEL_VARIABLE, LEVELS
-from engine_server.contract.version import VERSION
+from engine_server.contract.base.command_line import help_of
+from engine_server.contract.base.logs import FORMAT_VARIABLE, LEVEL_VARIABLE, LEVELS
+from engine_server.contract.base.version import VERSION
+from engine_server.contract.cluster.fetch_container import UNUSABLE
 from engine_server.model_sources import package
 
 ENDPOINT = ["router", "--endpoint=m=http://127.0.0.1:1", "--host=127.0.0.1"]

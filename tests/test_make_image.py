@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine_server.contract.version import VERSION
+from engine_server.contract.base.version import VERSION
 
 ROOT = Path(__file__).parent.parent
 NAME = f"localhost/fairlead:{VERSION}"
@@ -28,7 +28,7 @@ class Checkout:
         self.programs = folder.parent / "bin"
         self.programs.mkdir()
         shutil.copytree(ROOT / "scripts", folder / "scripts")
-        for name in ("Makefile", "engine_server/contract/version.py"):
+        for name in ("Makefile", "engine_server/contract/base/version.py"):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
         for name in (*COREUTILS, "basename"):

@@ -18,7 +18,7 @@ from engine_server.bench.load import Load
 from engine_server.bench.provenance import provenance
 from engine_server.bench.rows import Measurement
 from engine_server.bench.run import BenchError, bench
-from engine_server.contract.command_line import Parser
+from engine_server.contract.base.command_line import Parser
 
 API_KEY = "FAIRLEAD_API_KEY"
 # The exit status of a command that SIGINT ended.

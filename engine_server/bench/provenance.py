@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from engine_server.contract.version import VERSION
+from engine_server.contract.base.version import VERSION
 
 PACKAGES = ("torch", "triton", "transformers", "vllm")
 

@@ -21,7 +21,7 @@ from engine_server.config import (
     SchedulerConfig,
     UsageContext,
 )
-from engine_server.contract.caller import ReportedCaller
+from engine_server.contract.base.caller import ReportedCaller
 from engine_server.engine.beam_search import BeamSearch, BeamSearchParams, BeamSearchSequence, all_or_none
 from engine_server.engine.compat import one_prompt, refuse, request_key, request_keys
 from engine_server.engine.core_operations import CoreOperations

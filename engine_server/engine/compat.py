@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from engine_server.contract.quoting import quote
+from engine_server.contract.base.quoting import quote
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.prompts import PromptType
 from engine_server.requests.validation import text

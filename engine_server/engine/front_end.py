@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from engine_server.config import EngineConfig
-from engine_server.contract.caller import ReportedCaller
-from engine_server.contract.quoting import quote
+from engine_server.contract.base.caller import ReportedCaller
+from engine_server.contract.base.quoting import quote
 from engine_server.engine.compat import refuse
 from engine_server.engine.input.admission import (
     check_lora,

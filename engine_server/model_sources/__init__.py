@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine_server.contract.model_uri import Bucket, HubRepository, Package
+from engine_server.contract.cluster.model_uri import Bucket, HubRepository, Package
 from engine_server.model_sources import bucket, folder, hub, package, record, source, store
 from engine_server.model_sources.errors import ModelSourceError, UnusableModelError
 from engine_server.model_sources.gguf import conversion as gguf

@@ -3,7 +3,7 @@
 from functools import partial
 from pathlib import Path
 
-from engine_server.contract.model_uri import Bucket, HubRepository, Package
+from engine_server.contract.cluster.model_uri import Bucket, HubRepository, Package
 from engine_server.model_sources import bucket, hub, package, source, store
 from engine_server.model_sources.errors import UnusableModelError
 from engine_server.model_sources.folder import ADAPTER_CONFIG

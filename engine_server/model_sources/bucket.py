@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine_server.contract.model_uri import Bucket
+from engine_server.contract.cluster.model_uri import Bucket
 from engine_server.model_sources import store
 from engine_server.model_sources.errors import ModelSourceError
 from engine_server.model_sources.folder import is_used

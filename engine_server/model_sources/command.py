@@ -5,11 +5,10 @@ import os
 import sys
 from pathlib import Path
 
-from engine_server.contract.command_line import Parser
-from engine_server.contract.fetch_status import UNUSABLE
-from engine_server.contract.listening import ListenError
-from engine_server.contract.logs import LEVEL_VARIABLE, add_log_flags, configure_logs
-from engine_server.contract.paths import PROGRESS_PATH
+from engine_server.contract.base.command_line import Parser
+from engine_server.contract.base.listening import ListenError
+from engine_server.contract.base.logs import LEVEL_VARIABLE, add_log_flags, configure_logs
+from engine_server.contract.cluster.fetch_container import PROGRESS_PATH, UNUSABLE
 from engine_server.model_sources import ModelSourceError, Progress, UnusableModelError, resolve
 from engine_server.model_sources.progress_server import serve
 

@@ -6,7 +6,7 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from engine_server.contract.model_folder import no_model
+from engine_server.contract.cluster.model_folder import no_model
 from engine_server.model_sources.errors import UnusableModelError
 
 CONFIG = "config.json"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal, NamedTuple
 
-from engine_server.contract.quoting import quote
+from engine_server.contract.base.quoting import quote
 
 logger = logging.getLogger(__name__)
 

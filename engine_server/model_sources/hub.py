@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine_server.contract.model_uri import COMMIT, HubRepository
-from engine_server.contract.quoting import quote
+from engine_server.contract.base.quoting import quote
+from engine_server.contract.cluster.model_uri import COMMIT, HubRepository
 from engine_server.model_sources.errors import ModelSourceError, UnusableModelError
 from engine_server.model_sources.folder import UNUSED, USED, is_inside, is_used
 from engine_server.model_sources.gguf.shards import shards, some

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from engine_server.contract.python_module import module_command
+from engine_server.contract.base.python_module import module_command
 from engine_server.model_sources.errors import ModelSourceError, UnusableModelError
 from engine_server.model_sources.folder import ADAPTER_CONFIG, CONFIG, is_weights
 from engine_server.model_sources.gguf.conversion import convert, is_current, renew

@@ -4,8 +4,8 @@ import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from engine_server.contract.listening import ListenError
-from engine_server.contract.paths import PROGRESS_PATH
+from engine_server.contract.base.listening import ListenError
+from engine_server.contract.cluster.fetch_container import PROGRESS_PATH
 from engine_server.model_sources.progress import Progress
 
 READ_SECONDS = 10

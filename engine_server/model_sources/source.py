@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from engine_server.contract import model_uri
-from engine_server.contract.model_uri import Bucket, HubRepository, LocalPath, Package
+from engine_server.contract.cluster import model_uri
+from engine_server.contract.cluster.model_uri import Bucket, HubRepository, LocalPath, Package
 from engine_server.model_sources.errors import ModelSourceError, UnusableModelError
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import NamedTuple
 
-from engine_server.contract.downloads import downloaded
+from engine_server.contract.cluster.downloads import downloaded
 from engine_server.model_sources import folder, record
 from engine_server.model_sources.errors import ModelSourceError
 from engine_server.model_sources.folder import is_weights

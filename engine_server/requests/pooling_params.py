@@ -5,7 +5,7 @@ from typing import ClassVar, Literal, Self, cast, get_args
 import msgspec
 
 from engine_server.config import PoolingConfig
-from engine_server.contract.quoting import quote
+from engine_server.contract.base.quoting import quote
 from engine_server.requests import validation as valid
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.sampling_params import RequestOutputKind, truncation

@@ -7,7 +7,7 @@ from typing import NamedTuple, Self
 import msgspec
 import regex
 
-from engine_server.contract.quoting import quote
+from engine_server.contract.base.quoting import quote
 from engine_server.requests import validation as valid
 from engine_server.requests.errors import InvalidRequestError
 

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import msgspec
 
-from engine_server.contract.quoting import quote
+from engine_server.contract.base.quoting import quote
 from engine_server.requests import validation as valid
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.marks import MAX_MARKS

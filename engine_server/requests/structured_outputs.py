@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from engine_server.contract.bounds import SCHEMA_BYTES
+from engine_server.contract.base.bounds import SCHEMA_BYTES
 from engine_server.requests import validation as valid
 from engine_server.requests.errors import InvalidRequestError
 

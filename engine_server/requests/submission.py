@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine_server.contract.caller import ReportedCaller
+from engine_server.contract.base.caller import ReportedCaller
 from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
 from engine_server.requests.pooling_params import PoolingParams
 from engine_server.requests.prompts import PromptType

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NoReturn, TypeVar
 
-from engine_server.contract.quoting import quote
+from engine_server.contract.base.quoting import quote
 from engine_server.requests.errors import InvalidRequestError
 
 MAX_INT32 = (1 << 31) - 1

@@ -6,7 +6,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from engine_server.contract.paths import MODEL_PATHS
+from engine_server.contract.wire.paths import MODEL_PATHS
 from engine_server.router import errors
 from engine_server.router.callers.account import Caller, usable_route
 from engine_server.router.callers.callers import Callers

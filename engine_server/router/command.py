@@ -10,13 +10,13 @@ from pathlib import Path
 
 import uvloop
 
-from engine_server.contract.command_line import Parser
-from engine_server.contract.drain import ANNOUNCE_SECONDS, DEFAULT_DRAIN_TIMEOUT_SECONDS
-from engine_server.contract.labels import METRICS_PORT, ROUTER_PORT
-from engine_server.contract.listening import ListenError
-from engine_server.contract.logs import add_log_flags, configure_logs
-from engine_server.contract.open_files import most_connections, raise_open_files_limit
-from engine_server.contract.policies import DEFAULT_POLICY
+from engine_server.contract.base.command_line import Parser
+from engine_server.contract.base.listening import ListenError
+from engine_server.contract.base.logs import add_log_flags, configure_logs
+from engine_server.contract.base.open_files import most_connections, raise_open_files_limit
+from engine_server.contract.cluster.drain import ANNOUNCE_SECONDS, DEFAULT_DRAIN_TIMEOUT_SECONDS
+from engine_server.contract.cluster.labels import METRICS_PORT, ROUTER_PORT
+from engine_server.contract.cluster.policies import DEFAULT_POLICY
 from engine_server.router.callers.callers import Callers
 from engine_server.router.callers.peers import PeerSettings
 from engine_server.router.http.forwarded_fields import parse_pattern

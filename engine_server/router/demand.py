@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection
 from time import perf_counter
 
-from engine_server.contract.api import Key
+from engine_server.contract.cluster.api import Key
 
 
 class Demand:

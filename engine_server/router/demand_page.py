@@ -5,8 +5,8 @@ from time import perf_counter
 
 import msgspec
 
-from engine_server.contract.api import Key
-from engine_server.contract.demand import DemandReport, DeploymentDemand, EndpointLoad
+from engine_server.contract.cluster.api import Key
+from engine_server.contract.cluster.demand import DemandReport, DeploymentDemand, EndpointLoad
 from engine_server.router.demand import Demand
 from engine_server.router.routing.directory import Directory, Route
 

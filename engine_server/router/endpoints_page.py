@@ -5,7 +5,7 @@ from time import perf_counter
 import msgspec
 from msgspec.structs import asdict
 
-from engine_server.contract.engine_report import ReportedLoad
+from engine_server.contract.wire.engine_report import ReportedLoad
 from engine_server.router.routing.directory import Directory, Route
 from engine_server.router.routing.endpoint import Address, Endpoint
 from engine_server.router.routing.health import Health

@@ -8,7 +8,8 @@ from uuid import uuid4
 
 import msgspec
 
-from engine_server.contract.errors import (
+from engine_server.contract.base.quoting import quote, shorten
+from engine_server.contract.wire.errors import (
     AnthropicErrorBody,
     AnthropicErrorDetail,
     ErrorBody,
@@ -18,8 +19,7 @@ from engine_server.contract.errors import (
     has_anthropic_errors,
     router_error_type,
 )
-from engine_server.contract.quoting import quote, shorten
-from engine_server.contract.stream_ends import (
+from engine_server.contract.wire.stream_ends import (
     RESPONSE_ID,
     FailedResponse,
     FailureBody,

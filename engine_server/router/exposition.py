@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine_server.contract.api import Key
+from engine_server.contract.cluster.api import Key
 from engine_server.router.callers.ledger import Ledger
 from engine_server.router.metrics import Histogram, Metrics, WatchState
 from engine_server.router.routing.directory import Directory

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from engine_server.contract.errors import ErrorCode
+from engine_server.contract.wire.errors import ErrorCode
 from engine_server.router import errors
 from engine_server.router.errors import RequestError
 from engine_server.router.http.exchange import Exchange

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine_server.contract.api import Key
-from engine_server.contract.engine_report import ReportedUsage
+from engine_server.contract.cluster.api import Key
+from engine_server.contract.wire.engine_report import ReportedUsage
 from engine_server.router.demand import Demand
 from engine_server.router.rejections import Rejections
 from engine_server.router.routing.directory import Target

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from engine_server.contract.demand import DEMAND_PATH
-from engine_server.contract.drain import ANNOUNCE_SECONDS, DEFAULT_DRAIN_TIMEOUT_SECONDS
-from engine_server.contract.labels import METRICS_PORT, ROUTER_PORT
-from engine_server.contract.open_files import most_internal_connections
-from engine_server.contract.policies import DEFAULT_POLICY
+from engine_server.contract.base.open_files import most_internal_connections
+from engine_server.contract.cluster.demand import DEMAND_PATH
+from engine_server.contract.cluster.drain import ANNOUNCE_SECONDS, DEFAULT_DRAIN_TIMEOUT_SECONDS
+from engine_server.contract.cluster.labels import METRICS_PORT, ROUTER_PORT
+from engine_server.contract.cluster.policies import DEFAULT_POLICY
 from engine_server.router.application import Application
 from engine_server.router.callers.callers import Callers
 from engine_server.router.callers.peers import USAGE_PATH, Peers, PeerSettings

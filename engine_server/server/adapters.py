@@ -9,7 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine_server.contract.quoting import quote
+from engine_server.contract.base.quoting import quote
 from engine_server.model_sources import ModelSourceError
 from engine_server.model_sources.adapter import resolve_adapter
 from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from starlette.datastructures import MutableHeaders
 
-from engine_server.contract.engine_report import Fingerprint, ReportedLoad, StreamSettings
-from engine_server.contract.router_head import without_caller
+from engine_server.contract.wire.engine_report import Fingerprint, ReportedLoad, StreamSettings
+from engine_server.contract.wire.router_head import without_caller
 from engine_server.server.http.api_keys import ApiKeys, credentials, unauthorized
 
 if TYPE_CHECKING:

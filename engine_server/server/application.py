@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fastapi import APIRouter, FastAPI
 from starlette.routing import Route
 
-from engine_server.contract.version import VERSION
+from engine_server.contract.base.version import VERSION
 from engine_server.server.admission import Admission
 from engine_server.server.api import (
     admin,

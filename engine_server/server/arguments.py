@@ -9,9 +9,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal, Self
 
-from engine_server.contract.drain import ANNOUNCE_SECONDS, DEFAULT_DRAIN_TIMEOUT_SECONDS
-from engine_server.contract.labels import ADMIN_PORT, ENGINE_PORT
-from engine_server.contract.logs import FORMAT_HELP, LEVEL_HELP, Format, Level
+from engine_server.contract.base.logs import FORMAT_HELP, LEVEL_HELP, Format, Level
+from engine_server.contract.cluster.drain import ANNOUNCE_SECONDS, DEFAULT_DRAIN_TIMEOUT_SECONDS
+from engine_server.contract.cluster.labels import ADMIN_PORT, ENGINE_PORT
 from engine_server.engine.arguments.fields import argument
 from engine_server.engine.arguments.flags import parse_size
 from engine_server.server.http.tls import TlsFiles

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from engine_server.contract.adapters import MAX_IN_MEMORY, MAX_IN_STEP
-from engine_server.contract.bounds import CHOICES
-from engine_server.contract.logs import configure_logs
-from engine_server.contract.open_files import raise_open_files_limit
+from engine_server.contract.base.bounds import CHOICES
+from engine_server.contract.base.logs import configure_logs
+from engine_server.contract.base.open_files import raise_open_files_limit
+from engine_server.contract.cluster.adapters import MAX_IN_MEMORY, MAX_IN_STEP
 from engine_server.engine.engine_args import AsyncEngineArgs
 from engine_server.engine.loop.core_process import CoreProcess
 from engine_server.server.arguments import ServerArgs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine_server.contract.engine_report import ReportedLoad
+from engine_server.contract.wire.engine_report import ReportedLoad
 from engine_server.requests.scheduler_stats import SchedulerStats
 from engine_server.telemetry.loggers import StatLoggerBase
 

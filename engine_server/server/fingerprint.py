@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from engine_server.config import DenseModule
-from engine_server.contract.continuation import RENDERING
-from engine_server.contract.digests import DIGEST_LENGTH
+from engine_server.contract.wire.continuation import RENDERING
+from engine_server.contract.wire.digests import DIGEST_LENGTH
 
 if TYPE_CHECKING:
     from engine_server.config import EngineConfig, ModelConfig, PoolingConfig
@@ -85,10 +85,7 @@ def stream_settings(
         "sampling_defaults": sampling_defaults,
         "eos_token_ids": config.eos_token_ids,
         "logprobs_mode": config.logprobs_mode,
-        "default_chat_template_kwargs": settings.default_chat_template_kwargs or {},
-        "cached_tokens": settings.enable_prompt_tokens_details,
-        "include_usage": settings.enable_force_include_usage,
-        "tokens_as_ids": settings.return_tokens_as_token_ids,
+        "api": settings.of_streams(),
     }
     if layout is not None:
         covered["layout"] = {

@@ -6,7 +6,7 @@ import asyncio
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from engine_server.contract.errors import ErrorCode
+from engine_server.contract.wire.errors import ErrorCode
 from engine_server.requests.errors import QueueFullError
 from engine_server.server.http.errors import ApiError, as_api_error, dead, shutting_down
 

@@ -7,8 +7,8 @@ import socket
 import stat
 from pathlib import Path
 
-from engine_server.contract.authority import authority
-from engine_server.contract.listening import ListenError, listen_on
+from engine_server.contract.base.authority import authority
+from engine_server.contract.base.listening import ListenError, listen_on
 from engine_server.server.arguments import ServerArgs
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from engine_server.contract.open_files import most_connections, most_internal_connections
+from engine_server.contract.base.open_files import most_connections, most_internal_connections
 from engine_server.server.application import admin_application, build_application
 from engine_server.server.http.api_keys import ApiKeys
 from engine_server.server.http.file_watch import FileWatch

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, NoReturn, get_args, get_origin, get_type_hin
 
 import yaml
 
-from engine_server.contract.adapters import MODEL_VARIABLE
-from engine_server.contract.command_line import Parser
+from engine_server.contract.base.command_line import Parser
+from engine_server.contract.cluster.adapters import MODEL_VARIABLE
 from engine_server.engine.arguments.flags import POSITIONAL, add_flags
 
 PREFIX = "FAIRLEAD_"

@@ -7,7 +7,7 @@ import logging
 from dataclasses import make_dataclass
 from typing import Any, NamedTuple
 
-from engine_server.contract.quoting import quote
+from engine_server.contract.base.quoting import quote
 from engine_server.engine.arguments.fields import argument
 from engine_server.engine.arguments.flags import json_object
 

@@ -9,7 +9,12 @@ from pathlib import Path
 
 import msgspec
 
-from engine_server.contract.adapters import MODEL_VARIABLE, AdapterState, AdapterStates, WantedAdapters
+from engine_server.contract.cluster.adapters import (
+    MODEL_VARIABLE,
+    AdapterState,
+    AdapterStates,
+    WantedAdapters,
+)
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.server.adapters import ServedAdapters
 

@@ -11,7 +11,7 @@ import llguidance
 import msgspec
 from llguidance.gbnf_to_lark import any_to_lark
 
-from engine_server.contract.quoting import quote
+from engine_server.contract.base.quoting import quote
 from engine_server.requests.structured_outputs import StructuredOutputsParams
 from engine_server.structured.errors import GrammarError
 from engine_server.structured.schema import json_rule, parse_json, without_additional_properties

@@ -2,7 +2,7 @@
 
 import re
 
-from engine_server.contract.quoting import shorten
+from engine_server.contract.base.quoting import shorten
 
 # The library's excerpt of the grammar, with line numbers, and its state.
 EXCERPT = re.compile(r"\n\s*\d+ \| |\n?<state>| ?<non-verbose/>")

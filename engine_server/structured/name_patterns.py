@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from engine_server.contract.quoting import quote
+from engine_server.contract.base.quoting import quote
 from engine_server.requests.messages import Vocabulary
 from engine_server.structured.compiler import Compiler
 from engine_server.structured.errors import GrammarError

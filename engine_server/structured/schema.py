@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from engine_server.contract.bounds import SCHEMA_DEPTH
+from engine_server.contract.base.bounds import SCHEMA_DEPTH
 from engine_server.structured.errors import GrammarError
 from engine_server.structured.name_patterns import without_closed_patterns
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import msgspec
 
-from engine_server.contract.python_module import module_command
+from engine_server.contract.base.python_module import module_command
 from engine_server.requests.messages import Vocabulary
 from engine_server.structured.trial_line import PendingTrial
 from engine_server.structured.trial_process import Trial, Verdict, read_frame, write_frame

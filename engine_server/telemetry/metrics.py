@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, get_args
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from engine_server.contract.errors import ErrorCode
+from engine_server.contract.wire.errors import ErrorCode
 from engine_server.requests.scheduler_stats import FinishReason, SchedulerStats
 
 Kind = type[Gauge] | type[Counter] | type[Histogram]

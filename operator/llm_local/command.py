@@ -7,9 +7,9 @@ from pathlib import Path
 
 import yaml
 
-from engine_server.contract.command_line import Parser
-from engine_server.contract.labels import ROUTER_PORT
-from engine_server.contract.listening import ListenError
+from engine_server.contract.base.command_line import Parser
+from engine_server.contract.base.listening import ListenError
+from engine_server.contract.cluster.labels import ROUTER_PORT
 from llm_local.engines import Command, fairlead
 from llm_local.left_out import left_out
 from llm_local.local import up

@@ -8,7 +8,7 @@ from pathlib import Path
 import aiohttp
 import msgspec
 
-from engine_server.contract.endpoints_file import EndpointsFile, FileAdapter, FileDeployment
+from engine_server.contract.cluster.endpoints_file import EndpointsFile, FileAdapter, FileDeployment
 from llm_local.engines import Engine
 from llm_local.replica import Pod
 

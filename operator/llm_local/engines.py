@@ -9,8 +9,8 @@ from typing import NamedTuple
 import aiohttp
 import msgspec
 
-from engine_server.contract.python_module import module_command
-from engine_server.contract.unix_socket import address_of, path_of
+from engine_server.contract.base.python_module import module_command
+from engine_server.contract.base.unix_socket import address_of, path_of
 from llm_local import machine, replica
 from llm_local.processes import Program, StartError, say
 from llm_local.replica import Fetch, Pod

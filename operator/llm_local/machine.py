@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 
-from engine_server.contract.listening import listen_on
+from engine_server.contract.base.listening import listen_on
 
 HOST = "127.0.0.1"
 

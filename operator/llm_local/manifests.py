@@ -9,7 +9,7 @@ import yaml
 from llm_operator.api.schema import SpecError
 from llm_operator.api.spec import parse
 
-from engine_server.contract.api import API_VERSION, GROUP, KIND
+from engine_server.contract.cluster.api import API_VERSION, GROUP, KIND
 from llm_local.model_manifest import ModelError, manifest_of
 from llm_local.replica import Pod, pod
 

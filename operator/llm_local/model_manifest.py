@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from engine_server.contract import model_uri
-from engine_server.contract.api import API_VERSION, KIND
-from engine_server.contract.model_uri import Bucket, HubRepository, LocalPath, Package
+from engine_server.contract.cluster import model_uri
+from engine_server.contract.cluster.api import API_VERSION, KIND
+from engine_server.contract.cluster.model_uri import Bucket, HubRepository, LocalPath, Package
 
 # The most characters of a deployment's name.
 LONGEST_NAME = 52

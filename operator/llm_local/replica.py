@@ -16,10 +16,10 @@ from llm_operator.plan.pod.pods import CACHE_ENV, engine_command
 from llm_operator.plan.pod.volumes import source
 from llm_operator.settings import Settings
 
-from engine_server.contract import labels
-from engine_server.contract.adapters import WantedAdapter, WantedAdapters
-from engine_server.contract.api import DEFAULT_NAMESPACE
-from engine_server.contract.model_uri import VolumeClaim, parse
+from engine_server.contract.cluster import labels
+from engine_server.contract.cluster.adapters import WantedAdapter, WantedAdapters
+from engine_server.contract.cluster.api import DEFAULT_NAMESPACE
+from engine_server.contract.cluster.model_uri import VolumeClaim, parse
 
 THREADS = "OMP_NUM_THREADS"
 GPUS = "CUDA_VISIBLE_DEVICES"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine_server.contract.drain import termination_grace
+from engine_server.contract.cluster.drain import termination_grace
 from llm_local.engines import Command
 from llm_local.processes import Program
 

@@ -13,8 +13,8 @@ from aiohttp import ClientConnectionError, web
 from kubernetes.aio.client import ApiClient
 from prometheus_client.aiohttp import make_aiohttp_handler
 
-from engine_server.contract.listening import ListenError
-from engine_server.contract.logs import configure_logs
+from engine_server.contract.base.listening import ListenError
+from engine_server.contract.base.logs import configure_logs
 from llm_operator import metrics
 from llm_operator.autoscaling.autoscaler import Autoscaler
 from llm_operator.autoscaling.routers import Routers

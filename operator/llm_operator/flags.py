@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import msgspec
 
-from engine_server.contract.api import DEFAULT_NAMESPACE
-from engine_server.contract.command_line import Parser
-from engine_server.contract.labels import METRICS_PORT
-from engine_server.contract.logs import add_log_flags
+from engine_server.contract.base.command_line import Parser
+from engine_server.contract.base.logs import add_log_flags
+from engine_server.contract.cluster.api import DEFAULT_NAMESPACE
+from engine_server.contract.cluster.labels import METRICS_PORT
 from llm_operator.api.pod_policy import read_pod_policy
 from llm_operator.api.profiles import read_profiles
 from llm_operator.api.schema import SpecError

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from engine_server.contract.api import Key
+from engine_server.contract.cluster.api import Key
 from llm_operator.api.status import Status
 
 # In seconds. A wait for a worker is far below one; a wait for another operator's Lease is up to a minute.

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 
-from engine_server.contract import labels
-from engine_server.contract.adapters import AdapterState, WantedAdapters
-from engine_server.contract.api import Key
-from engine_server.contract.model_folder import reports_no_model
+from engine_server.contract.cluster import labels
+from engine_server.contract.cluster.adapters import AdapterState, WantedAdapters
+from engine_server.contract.cluster.api import Key
+from engine_server.contract.cluster.model_folder import reports_no_model
 
 # A Kubernetes object as the API server sends and takes it.
 Manifest = dict[str, Any]

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from engine_server.contract.version import VERSION
+from engine_server.contract.base.version import VERSION
 
 # The Pod Security Standard that engine pods must satisfy.
 PodSecurity = Literal["restricted", "baseline", "any"]

@@ -16,8 +16,8 @@ from llm_operator.api.profiles import read_profiles
 from llm_operator.api.spec import parse
 
 from charts import values_page
-from engine_server.contract.labels import METRICS_PORT
-from engine_server.contract.version import VERSION
+from engine_server.contract.base.version import VERSION
+from engine_server.contract.cluster.labels import METRICS_PORT
 
 Manifest = dict[str, Any]
 Render = Callable[..., list[Manifest]]

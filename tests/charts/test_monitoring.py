@@ -10,7 +10,7 @@ import pytest
 import yaml
 from chart_manifests import SET_IMAGE, find
 
-from engine_server.contract import labels
+from engine_server.contract.cluster import labels
 
 Manifest = dict[str, Any]
 Render = Callable[..., list[Manifest]]

@@ -15,7 +15,7 @@ from llm_operator.api.pod_policy import read_pod_policy
 from llm_operator.api.profiles import read_profiles
 from llm_operator.settings import PodPolicy
 
-from engine_server.contract.labels import selector
+from engine_server.contract.cluster.labels import selector
 
 Render = Callable[..., list[Manifest]]
 

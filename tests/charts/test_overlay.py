@@ -11,7 +11,7 @@ from api_server import find_assets
 from chart_manifests import YAML_LOADER, Manifest, arguments, pods
 from llm_operator import flags
 
-from engine_server.contract.version import VERSION
+from engine_server.contract.base.version import VERSION
 
 ROOT = Path(__file__).parents[2]
 OVERLAY = re.compile(r"^```yaml\n(resources: \[../fairlead/manifests\]\n.*?)^```", re.MULTILINE | re.DOTALL)

@@ -7,7 +7,7 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from engine_server.contract.policies import DEFAULT_POLICY, SUMMARIES, PolicyName
+from engine_server.contract.cluster.policies import DEFAULT_POLICY, SUMMARIES, PolicyName
 
 NAMES: tuple[str, ...] = get_args(PolicyName)
 

@@ -10,7 +10,7 @@ from chart_manifests import SET_IMAGE
 from kubernetes_client import Client
 from waiting import until
 
-from engine_server.contract.version import VERSION
+from engine_server.contract.base.version import VERSION
 
 Helm = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -22,10 +22,10 @@ from llm_operator.status.adapters import served_adapters
 from llm_operator.status.problems import exit_problem
 from llm_operator.status.start import last_start
 
-from engine_server.contract.adapters import AdapterStates, WantedAdapter, WantedAdapters
-from engine_server.contract.engine_report import EngineReport, ReportedLoad
-from engine_server.contract.errors import ErrorCode
-from engine_server.contract.memory_shortage import MemoryShortage
+from engine_server.contract.cluster.adapters import AdapterStates, WantedAdapter, WantedAdapters
+from engine_server.contract.cluster.memory_shortage import MemoryShortage
+from engine_server.contract.wire.engine_report import EngineReport, ReportedLoad
+from engine_server.contract.wire.errors import ErrorCode
 from engine_server.model_sources.progress import Progress
 from engine_server.model_sources.progress_server import serve
 from engine_server.router.http.forwarded_fields import ANSWER_FIELDS

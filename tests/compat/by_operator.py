@@ -44,10 +44,10 @@ from llm_operator.plan.children.cache import is_cached
 from llm_operator.plan.ownership import is_followed, may_apply, may_delete
 from llm_operator.plan.pod.template_record import read, template_in_force
 
-from engine_server.contract import labels
-from engine_server.contract.adapters import WantedAdapter, WantedAdapters
-from engine_server.contract.endpoint_slices import EndpointSlice
-from engine_server.contract.engine_keys import derive_key
+from engine_server.contract.cluster import labels
+from engine_server.contract.cluster.adapters import WantedAdapter, WantedAdapters
+from engine_server.contract.cluster.endpoint_slices import EndpointSlice
+from engine_server.contract.cluster.engine_keys import derive_key
 from engine_server.engine.engine_args import AsyncEngineArgs
 from engine_server.router.routing.endpoint import Address
 from engine_server.router.sources.kubernetes.objects import LLMDeployment

@@ -15,11 +15,12 @@ from llm_local.engines import Engine
 from llm_local.processes import Program
 from llm_operator.api.spec import parse
 
-from engine_server.contract import api, labels, model_uri
-from engine_server.contract.adapters import ADAPTERS_PATH
-from engine_server.contract.demand import DEMAND_PATH
-from engine_server.contract.paths import MODEL_PATHS, PROGRESS_PATH
-from engine_server.contract.served_names import NameClaim
+from engine_server.contract.cluster import api, labels, model_uri
+from engine_server.contract.cluster.adapters import ADAPTERS_PATH
+from engine_server.contract.cluster.demand import DEMAND_PATH
+from engine_server.contract.cluster.fetch_container import PROGRESS_PATH
+from engine_server.contract.cluster.served_names import NameClaim
+from engine_server.contract.wire.paths import MODEL_PATHS
 from engine_server.router.callers.callers import Callers
 from engine_server.router.callers.keys import KeyEntry, digest_of
 from engine_server.router.callers.new_key import entry_text

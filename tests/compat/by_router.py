@@ -16,10 +16,10 @@ from llm_operator.autoscaling.autoscaler import by_deployment, sample_of
 from llm_operator.control.deletion_costs import requests_by_host
 from llm_operator.control.watching.scales import scale_of
 
-from engine_server.contract.continuation import REPORT_PREFIX, TokenReport, prompt_hash
-from engine_server.contract.deadline import TimeLeft
-from engine_server.contract.demand import DemandReport
-from engine_server.contract.engine_report import EngineReport, ReportedLoad
+from engine_server.contract.cluster.demand import DemandReport
+from engine_server.contract.wire.continuation import REPORT_PREFIX, TokenReport, prompt_hash
+from engine_server.contract.wire.deadline import TimeLeft
+from engine_server.contract.wire.engine_report import EngineReport, ReportedLoad
 from engine_server.router.callers.account import ANYONE, Account
 from engine_server.router.callers.engine_credentials import EngineCredentials
 from engine_server.router.callers.keys import KeyEntry

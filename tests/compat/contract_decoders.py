@@ -12,15 +12,16 @@ from typing import Any
 import msgspec
 
 import engine_server.contract
-from engine_server.contract import api, headers, labels
-from engine_server.contract.adapters import AdapterStates, DeploymentAdapter, WantedAdapters
-from engine_server.contract.continuation import REPORT_PREFIX, ROUTER_FIELD, RouterFields, TokenReport
-from engine_server.contract.demand import DemandReport
-from engine_server.contract.endpoints_file import EndpointsFile
-from engine_server.contract.engine_keys import derive_key, hash_line, parse_key_line, parse_root_keys
-from engine_server.contract.engine_report import ReportedUsage
-from engine_server.contract.errors import AnthropicErrorBody, ErrorBody
-from engine_server.contract.memory_shortage import find_shortage
+from engine_server.contract.cluster import api, labels
+from engine_server.contract.cluster.adapters import AdapterStates, DeploymentAdapter, WantedAdapters
+from engine_server.contract.cluster.demand import DemandReport
+from engine_server.contract.cluster.endpoints_file import EndpointsFile
+from engine_server.contract.cluster.engine_keys import derive_key, hash_line, parse_key_line, parse_root_keys
+from engine_server.contract.cluster.memory_shortage import find_shortage
+from engine_server.contract.wire import headers
+from engine_server.contract.wire.continuation import REPORT_PREFIX, ROUTER_FIELD, RouterFields, TokenReport
+from engine_server.contract.wire.engine_report import ReportedUsage
+from engine_server.contract.wire.errors import AnthropicErrorBody, ErrorBody
 
 # Annotations whose values a release computes as it sees fit.
 COMPUTED = ("SPEC_HASH", "POD_TEMPLATE", "APPLIED", "RECORD_HASH", "FETCH_SPEC")

@@ -19,7 +19,7 @@ from pathlib import Path
 from compat import by_engine, by_operator, by_others, by_router, contract_decoders
 from compat.exchange import Exchange, record
 
-from engine_server.contract.version import VERSION
+from engine_server.contract.base.version import VERSION
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -9,7 +9,7 @@ from llm_operator.observed import ChildKey, KeyHashes, Manifest, Observed
 from llm_operator.plan.plan import plan
 from llm_operator.settings import Settings
 
-from engine_server.contract.api import Key
+from engine_server.contract.cluster.api import Key
 
 KEY = Key("team", "llama")
 UID = "6f1a"

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from llm_operator.control import fetch_poller, start_poller
 from msgspec.structs import astuple
 
-from engine_server.contract.adapters import AdapterStates
-from engine_server.contract.continuation import REPORT_PREFIX, TokenReport
-from engine_server.contract.decoding import decode
-from engine_server.contract.demand import DemandReport
-from engine_server.contract.engine_report import ReportedLoad, ReportedUsage
-from engine_server.contract.ranges import MOST
-from engine_server.contract.router_head import RouterHead
+from engine_server.contract.base.decoding import decode
+from engine_server.contract.base.ranges import MOST
+from engine_server.contract.cluster.adapters import AdapterStates
+from engine_server.contract.cluster.demand import DemandReport
+from engine_server.contract.wire.continuation import REPORT_PREFIX, TokenReport
+from engine_server.contract.wire.engine_report import ReportedLoad, ReportedUsage
+from engine_server.contract.wire.router_head import RouterHead
 from engine_server.router.callers import peers
 from engine_server.router.errors import RequestError
 from engine_server.router.requests.api_events import created_response, reported_error

@@ -83,7 +83,17 @@ def test_the_image_without_an_engine_has_all_that_router_and_operator_import(mod
 
 
 @pytest.mark.parametrize(
-    "module", ["api", "drain", "endpoints_file", "errors", "headers", "labels", "model_uri", "served_names"]
+    "module",
+    [
+        "cluster.api",
+        "cluster.drain",
+        "cluster.endpoints_file",
+        "cluster.labels",
+        "cluster.model_uri",
+        "cluster.served_names",
+        "wire.errors",
+        "wire.headers",
+    ],
 )
 def test_the_contract_imports_only_msgspec_and_the_standard_library(module):
     modules = imported_by(f"engine_server.contract.{module}")

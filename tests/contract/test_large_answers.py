@@ -16,7 +16,7 @@ from llm_operator.control.pod_questions import PodQuestions
 from llm_operator.control.start_poller import StartPoller
 from llm_operator.observed import Replica
 
-from engine_server.contract.adapters import WantedAdapters
+from engine_server.contract.cluster.adapters import WantedAdapters
 from engine_server.router.callers.engine_credentials import EngineCredentials
 from engine_server.router.callers.ledger import Ledger
 from engine_server.router.callers.peers import MAX_REPORT_BYTES, Peers, PeerSettings

@@ -12,10 +12,10 @@ from msgspec.inspect import AnyType, FloatType, IntType, Type, type_info
 
 import engine_server.contract
 import engine_server.router
-from engine_server.contract.adapters import WantedAdapters
-from engine_server.contract.continuation import RouterFields
-from engine_server.contract.endpoint_slices import EndpointSlice
-from engine_server.contract.endpoints_file import EndpointsFile
+from engine_server.contract.cluster.adapters import WantedAdapters
+from engine_server.contract.cluster.endpoint_slices import EndpointSlice
+from engine_server.contract.cluster.endpoints_file import EndpointsFile
+from engine_server.contract.wire.continuation import RouterFields
 from engine_server.router.callers.keys import KeyEntry
 from engine_server.router.sources.kubernetes.objects import LLMDeployment, Message
 from engine_server.router.sources.kubernetes.watch import Event, Page

@@ -11,7 +11,7 @@ from cluster_manifests import llmdeployment, small_replicas
 from transformers import AutoConfig, AutoModelForCausalLM
 from waiting import until
 
-from engine_server.contract.labels import ENGINE_PORT
+from engine_server.contract.cluster.labels import ENGINE_PORT
 from engine_server.model_sources import resolve
 
 pytestmark = pytest.mark.e2e

@@ -13,8 +13,8 @@ import pytest
 from cluster_manifests import llmdeployment, small_replicas
 from waiting import until
 
-from engine_server.contract.engine_keys import derive_key
-from engine_server.contract.labels import ADMIN_PORT, ENGINE_PORT, ROLLED_AT_ANNOTATION
+from engine_server.contract.cluster.engine_keys import derive_key
+from engine_server.contract.cluster.labels import ADMIN_PORT, ENGINE_PORT, ROLLED_AT_ANNOTATION
 
 pytestmark = pytest.mark.e2e
 

@@ -24,7 +24,7 @@ from engine_server import (
     RequestOutputKind,
     SamplingParams,
 )
-from engine_server.contract.caller import ReportedCaller
+from engine_server.contract.base.caller import ReportedCaller
 from engine_server.requests.submission import Origin, Submission
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine_server.contract.fetch_status import UNUSABLE
+from engine_server.contract.cluster.fetch_container import UNUSABLE
 from engine_server.model_sources import command
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from engine_server.contract import model_folder
+from engine_server.contract.cluster import model_folder
 from engine_server.model_sources import ModelSourceError, resolve
 
 

@@ -17,7 +17,7 @@ from model_sources.fake_hub import COMMIT, TOKEN, Hub
 from tiers import tiered
 from waiting import until
 
-from engine_server.contract.fetch_status import UNUSABLE
+from engine_server.contract.cluster.fetch_container import UNUSABLE
 from engine_server.model_sources import commit_of
 
 FETCH = [sys.executable, "-m", "engine_server.cli", "fetch"]

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from engine_server.contract.model_uri import Bucket, HubRepository, Package
+from engine_server.contract.cluster.model_uri import Bucket, HubRepository, Package
 from engine_server.model_sources import ModelSourceError, resolve
 from engine_server.model_sources.source import locate
 

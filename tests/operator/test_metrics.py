@@ -7,7 +7,7 @@ from llm_operator import metrics
 from llm_operator.api.status import Condition, Start, Status
 from msgspec.structs import replace
 
-from engine_server.contract.api import Key
+from engine_server.contract.cluster.api import Key
 
 KEY = Key("team", "m")
 LABELS = {"namespace": "team", "name": "m"}

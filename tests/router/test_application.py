@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine_server.contract.paths import MODEL_PATHS
+from engine_server.contract.wire.paths import MODEL_PATHS
 
 
 async def test_lists_the_models_of_all_deployments(start_engine, start_router):

@@ -6,8 +6,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_server.contract.api import Key
-from engine_server.contract.demand import DEMAND_PATH, DemandReport, DeploymentDemand
+from engine_server.contract.cluster.api import Key
+from engine_server.contract.cluster.demand import DEMAND_PATH, DemandReport, DeploymentDemand
 from engine_server.router.demand import Demand
 from engine_server.router.http.wire import Request
 from engine_server.router.metrics import Metrics

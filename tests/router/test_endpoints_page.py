@@ -2,8 +2,8 @@
 
 import json
 
-from engine_server.contract.api import Key
-from engine_server.contract.engine_report import EngineReport, ReportedLoad
+from engine_server.contract.cluster.api import Key
+from engine_server.contract.wire.engine_report import EngineReport, ReportedLoad
 from engine_server.router.endpoints_page import EndpointsPage
 from engine_server.router.routing.directory import Adapter, Deployment, Directory
 from engine_server.router.routing.endpoint import Address

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from engine_server.contract.quoting import MAX_QUOTE
+from engine_server.contract.base.quoting import MAX_QUOTE
 from engine_server.router import errors
 
 

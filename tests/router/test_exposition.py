@@ -8,8 +8,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from queried_metrics import exported_metrics, queried_metrics
 
-from engine_server.contract.api import Key
-from engine_server.contract.engine_report import ReportedUsage
+from engine_server.contract.cluster.api import Key
+from engine_server.contract.wire.engine_report import ReportedUsage
 from engine_server.router.callers.ledger import Ledger
 from engine_server.router.exposition import PREFIX, Exposition, ProcessState
 from engine_server.router.metrics import Ended, Metrics, WatchState

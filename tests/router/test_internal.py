@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from router_keys import KeysFile, ask, bearer, status_of
 
-from engine_server.contract.engine_keys import INTERNAL_PAGES, derive_key
+from engine_server.contract.cluster.engine_keys import INTERNAL_PAGES, derive_key
 from engine_server.router.callers.peers import PeerSettings
 from engine_server.router.routing.endpoint import Address
 

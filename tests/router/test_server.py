@@ -8,7 +8,7 @@ import signal
 import pytest
 from router_process import start_process
 
-from engine_server.contract.api import Key
+from engine_server.contract.cluster.api import Key
 from engine_server.router.http.limits import Limits
 from engine_server.router.routing.directory import Deployment
 from engine_server.router.server import drain_seconds

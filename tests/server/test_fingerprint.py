@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,7 @@ def test_settings_that_change_answers_change_the_fingerprint(model: Path) -> Non
 
 
 SAMPLING = {"temperature": 0.6}
+SETTINGS = {setting.name for setting in fields(ApiSettings)}
 
 
 def layout_of(**changed: Any) -> Layout:
@@ -84,10 +85,10 @@ def test_settings_that_change_streams_change_their_hash_and_no_others_do(model: 
             structs.replace(config, eos_token_ids=[7]), ApiSettings(), SAMPLING, layout_of()
         ),
         stream_settings(ApiSettings(), {"temperature": 0.7}, layout_of()),
-        stream_settings(
-            ApiSettings(default_chat_template_kwargs={"enable_thinking": False}), SAMPLING, layout_of()
+        *(
+            stream_settings(replace(ApiSettings(), **{name: "changed"}), SAMPLING, layout_of())
+            for name in ApiSettings().of_streams()
         ),
-        stream_settings(ApiSettings(return_tokens_as_token_ids=True), SAMPLING, layout_of()),
         stream_settings(ApiSettings(), SAMPLING, layout_of(data={"fields": {}})),
         stream_settings(ApiSettings(), SAMPLING, layout_of(capabilities=Capabilities(arguments="text"))),
         stream_settings(ApiSettings(), SAMPLING, None),
@@ -96,7 +97,7 @@ def test_settings_that_change_streams_change_their_hash_and_no_others_do(model: 
         others.append(stream_settings(ApiSettings(), SAMPLING, layout_of()))
 
     same = stream_settings(
-        ApiSettings(sse_keep_alive_interval=1.0, strict_tools=True),
+        replace(ApiSettings(), **dict.fromkeys(SETTINGS - set(ApiSettings().of_streams()), "changed")),
         SAMPLING,
         replace(layout_of(), name="/models/response_template.yaml"),
     )

@@ -11,7 +11,7 @@ import pytest
 from local_server import serving
 from waiting import until
 
-from engine_server.contract.headers import LOAD
+from engine_server.contract.wire.headers import LOAD
 
 REQUEST = {"model": "smollm2", "prompt": "Hello", "max_tokens": 2}
 KEY = {"Authorization": "Bearer of-environment"}

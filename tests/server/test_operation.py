@@ -12,8 +12,8 @@ from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families
 from waiting import until
 
-from engine_server.contract.paths import MODEL_PATHS
-from engine_server.contract.version import VERSION
+from engine_server.contract.base.version import VERSION
+from engine_server.contract.wire.paths import MODEL_PATHS
 from engine_server.server.api.operation import PROBES
 
 

@@ -8,8 +8,13 @@ from compat.http_text import parse_message
 from compat.sample import ADMIN_ROOTS, UID, config_map
 from compat.scripted_engine import EngineServer
 
-from engine_server.contract.adapters import MODEL_VARIABLE, AdapterStates, WantedAdapter, WantedAdapters
-from engine_server.contract.engine_keys import derive_key
+from engine_server.contract.cluster.adapters import (
+    MODEL_VARIABLE,
+    AdapterStates,
+    WantedAdapter,
+    WantedAdapters,
+)
+from engine_server.contract.cluster.engine_keys import derive_key
 from engine_server.server.wanted_adapters import read_adapters_file
 
 OURS, OTHER = "hf://org/llama", "hf://org/mistral"

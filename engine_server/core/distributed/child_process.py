@@ -19,8 +19,8 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
 from typing import IO
 
-from engine_server.contract.logs import configure_logs
-from engine_server.contract.python_module import module_command
+from engine_server.contract.base.logs import configure_logs
+from engine_server.contract.base.python_module import module_command
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from engine_server.config import ModelConfig, SamplingDefaults
-from engine_server.contract.model_uri import HubRepository
+from engine_server.contract.cluster.model_uri import HubRepository
 from engine_server.engine.arguments.context_length import context_length, positions_of
 from engine_server.engine.arguments.fields import Arguments
 from engine_server.engine.arguments.pooling_config import longest_prompt, read_pooling_config

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, get_args
 import msgspec
 
 from engine_server.config import DenseActivation, DenseModule, NormalizeModule, Pooling
-from engine_server.contract.quoting import quote
+from engine_server.contract.base.quoting import quote
 from engine_server.model_sources.settings_tables import (
     DENSE,
     ENCODER,

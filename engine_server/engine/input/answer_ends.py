@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from engine_server.config import ModelConfig
-from engine_server.contract.quoting import quote
+from engine_server.contract.base.quoting import quote
 from engine_server.engine.input.template_end import TemplateEnd, rendered_end
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from engine_server.contract.quoting import quote, shorten
+from engine_server.contract.base.quoting import quote, shorten
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.prompts import TokensPrompt
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from engine_server.config import ModelConfig
-from engine_server.contract.quoting import quote
+from engine_server.contract.base.quoting import quote
 from engine_server.engine.input.admission import check_arrival_time, check_params
 from engine_server.engine.input.prompt_fields import PromptFields, parse_prompt
 from engine_server.engine.input.text_length import LONG_TEXT, TokenSpan, least_tokens, token_span

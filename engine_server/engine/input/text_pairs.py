@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from engine_server.config import PoolingConfig
-from engine_server.contract.quoting import shorten
+from engine_server.contract.base.quoting import shorten
 from engine_server.engine.input.tokenizer import WHOLE, Truncation, backend_of, encode_pairs
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.prompts import TokensPrompt

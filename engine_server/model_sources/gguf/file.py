@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from gguf import GGUFReader
 
-from engine_server.contract.quoting import quote
+from engine_server.contract.base.quoting import quote
 from engine_server.model_sources.errors import ModelSourceError, UnusableModelError
 
 if TYPE_CHECKING:

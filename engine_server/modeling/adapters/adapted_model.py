@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from engine_server.contract.quoting import quote
+from engine_server.contract.base.quoting import quote
 from engine_server.modeling.adapters.peft_folder import AdapterError, LowRankAdapter, adapter_bytes
 from engine_server.modeling.formats.low_rank import (
     AddLowRank,

@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from engine_server.contract.quoting import quote
+from engine_server.contract.base.quoting import quote
 from engine_server.model_sources.folder_settings import Format
 from engine_server.model_sources.settings_tables import LORA
 from engine_server.modeling.formats.finite import all_finite

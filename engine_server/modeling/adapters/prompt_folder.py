@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from engine_server.contract.quoting import quote
+from engine_server.contract.base.quoting import quote
 from engine_server.model_sources.settings_tables import P_TUNING, PROMPT_TUNING
 from engine_server.modeling.adapters.peft_folder import (
     CONFIG,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from engine_server.config import CacheConfig, EngineConfig, SchedulerConfig
-from engine_server.contract.memory_shortage import MemoryShortage
+from engine_server.contract.cluster.memory_shortage import MemoryShortage
 from engine_server.modeling.cache.layout import Layout
 from engine_server.modeling.cache.ledger import MemoryLedger
 from engine_server.modeling.cache.quantised import FLOAT8, INT8

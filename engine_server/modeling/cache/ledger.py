@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from engine_server.contract.memory_shortage import MemoryShortage
+from engine_server.contract.cluster.memory_shortage import MemoryShortage
 from engine_server.modeling.device.interface import Device
 
 # How to make each part smaller, for the error message of one that does not fit.

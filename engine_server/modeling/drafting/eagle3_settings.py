@@ -7,7 +7,7 @@ from typing import Any
 from huggingface_hub.errors import StrictDataclassError
 from transformers import LlamaConfig, PreTrainedModel
 
-from engine_server.contract.quoting import quote
+from engine_server.contract.base.quoting import quote
 from engine_server.modeling.drafting.eagle3 import NUM_AUXILIARY
 
 CONFIG = "config.json"

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
-from engine_server.contract.quoting import quote, shorten
+from engine_server.contract.base.quoting import quote, shorten
 from engine_server.modeling.formats.checkpoints.stored import FLOATS, StoredTensor, StoredWeight
 
 # Buffers that earlier versions of transformers saved, and the scales of a quantised KV cache, which ours isn't.

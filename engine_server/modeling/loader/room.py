@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from engine_server.config import QuantizationConfig
-from engine_server.contract.memory_shortage import MemoryShortage
+from engine_server.contract.cluster.memory_shortage import MemoryShortage
 from engine_server.model_sources.folder import weight_bytes
 from engine_server.modeling.formats.checkpoints.checkpoint import QuantizedCheckpoint
 from engine_server.modeling.formats.checkpoints.stored import StoredTensor, StoredWeight

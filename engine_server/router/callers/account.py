@@ -6,8 +6,8 @@ from typing import Protocol
 
 import msgspec
 
-from engine_server.contract.engine_report import ReportedUsage
-from engine_server.contract.ranges import Amount, Count, Total
+from engine_server.contract.base.ranges import Amount, Count, Total
+from engine_server.contract.wire.engine_report import ReportedUsage
 from engine_server.router import errors
 from engine_server.router.callers.keys import ALL_OF_NAMESPACE, KeyEntry
 from engine_server.router.callers.limits import Debt, Window

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
-from engine_server.contract.api import Key
-from engine_server.contract.caller import ReportedCaller, pseudonym
-from engine_server.contract.engine_keys import INTERNAL_PAGES, derive_key, parse_root_keys
-from engine_server.contract.router_head import caller_line
+from engine_server.contract.base.caller import ReportedCaller, pseudonym
+from engine_server.contract.cluster.api import Key
+from engine_server.contract.cluster.engine_keys import INTERNAL_PAGES, derive_key, parse_root_keys
+from engine_server.contract.wire.router_head import caller_line
 from engine_server.router.callers.account import Caller
 from engine_server.router.callers.endpoint_keys import EndpointKeys
 from engine_server.router.callers.keys import digest_of

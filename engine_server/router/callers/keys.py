@@ -5,7 +5,7 @@ from typing import Annotated
 
 import msgspec
 
-from engine_server.contract.caller import Priority
+from engine_server.contract.base.caller import Priority
 
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 CacheScope = Annotated[str, msgspec.Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,62}|\*)$")]

@@ -9,7 +9,7 @@ from secrets import token_hex
 
 import msgspec
 
-from engine_server.contract.ranges import Seconds, Word
+from engine_server.contract.base.ranges import Seconds, Word
 from engine_server.router.callers.account import Account, Counts
 from engine_server.router.callers.keys import KeyEntry
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import yaml
 
-from engine_server.contract.command_line import Parser
+from engine_server.contract.base.command_line import Parser
 from engine_server.router.callers.keys import KeyEntry, decode_keys, digest_of
 
 PREFIX = "fl-"

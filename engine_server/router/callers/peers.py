@@ -13,9 +13,9 @@ from time import perf_counter
 import aiohttp
 import msgspec
 
-from engine_server.contract.bodies import read_at_most
-from engine_server.contract.decoding import decode
-from engine_server.contract.labels import METRICS_PORT
+from engine_server.contract.base.bodies import read_at_most
+from engine_server.contract.base.decoding import decode
+from engine_server.contract.cluster.labels import METRICS_PORT
 from engine_server.router.callers.engine_credentials import EngineCredentials
 from engine_server.router.callers.ledger import Ledger, UsageReport
 from engine_server.router.routing.endpoint import Address

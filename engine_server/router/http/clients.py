@@ -3,7 +3,7 @@
 import asyncio
 import logging
 
-from engine_server.contract.listening import listen_on
+from engine_server.contract.base.listening import listen_on
 from engine_server.router.http.body_budget import BodyBudget
 from engine_server.router.http.client_connection import Application, ClientConnection
 from engine_server.router.http.forwarded_fields import REQUEST_FIELDS, ForwardedFields

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from engine_server.contract.headers import ALL_HEADERS, REQUEST_TIMEOUT
+from engine_server.contract.wire.headers import ALL_HEADERS, REQUEST_TIMEOUT
 
 HOP_BY_HOP_FIELDS = (
     b"connection",

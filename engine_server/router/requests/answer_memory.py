@@ -2,7 +2,7 @@
 
 from math import ceil
 
-from engine_server.contract.api import Key
+from engine_server.contract.cluster.api import Key
 from engine_server.router.http.body_budget import BodyBudget
 
 # Each answer has so much for nothing, and claims more in steps of the same size.

@@ -4,9 +4,9 @@ from typing import Annotated
 
 import msgspec
 
-from engine_server.contract.continuation import AnswerId
-from engine_server.contract.decoding import decode
-from engine_server.contract.ranges import Int64
+from engine_server.contract.base.decoding import decode
+from engine_server.contract.base.ranges import Int64
+from engine_server.contract.wire.continuation import AnswerId
 
 DATA = b"data:"
 # The first event of a response. An engine that fails before it has any sends it with the error that follows.

@@ -3,8 +3,8 @@
 from math import inf
 from time import perf_counter
 
-from engine_server.contract.bounds import excess_of_structure
-from engine_server.contract.deadline import TimeLeft
+from engine_server.contract.wire.body_structure import excess_of_structure
+from engine_server.contract.wire.deadline import TimeLeft
 from engine_server.router import errors
 from engine_server.router.callers.callers import Callers
 from engine_server.router.http.body_budget import BodyBudget

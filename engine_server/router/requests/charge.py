@@ -1,7 +1,7 @@
 """The tokens that a request is charged: those that its engine reports, up to what the request can have used."""
 
-from engine_server.contract.engine_report import ReportedUsage
-from engine_server.contract.paths import TOKENIZER_PATHS
+from engine_server.contract.wire.engine_report import ReportedUsage
+from engine_server.contract.wire.paths import TOKENIZER_PATHS
 
 # Of ordinary text.
 BYTES_PER_TOKEN = 4

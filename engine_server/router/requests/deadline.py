@@ -1,6 +1,6 @@
 """The deadline of a request: the timeout in its header or its body, from the first byte of its head."""
 
-from engine_server.contract.deadline import TimeLeft
+from engine_server.contract.wire.deadline import TimeLeft
 from engine_server.router import errors
 from engine_server.router.http.wire import Request
 

@@ -4,8 +4,8 @@ import re
 
 import msgspec
 
-from engine_server.contract.continuation import REPORT_PREFIX, TokenReport
-from engine_server.contract.errors import ErrorCode
+from engine_server.contract.wire.continuation import REPORT_PREFIX, TokenReport
+from engine_server.contract.wire.errors import ErrorCode
 from engine_server.router.requests.api_events import CREATED, DATA, created_response, reported_error
 from engine_server.router.requests.journal import Journal
 

@@ -4,9 +4,15 @@ from array import array
 
 import msgspec
 
-from engine_server.contract.continuation import ROUTER_FIELD, Resume, RouterFields, StreamTerms, TokenReport
-from engine_server.contract.engine_report import ReportedUsage
-from engine_server.contract.router_head import RESUME_LINE
+from engine_server.contract.wire.continuation import (
+    ROUTER_FIELD,
+    Resume,
+    RouterFields,
+    StreamTerms,
+    TokenReport,
+)
+from engine_server.contract.wire.engine_report import ReportedUsage
+from engine_server.contract.wire.router_head import RESUME_LINE
 from engine_server.router.http.wire import Message, Request
 from engine_server.router.requests.answer_memory import FREE_BYTES, AnswerMemory
 

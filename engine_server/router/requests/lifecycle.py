@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Self
 
 import msgspec
 
-from engine_server.contract.api import Key
-from engine_server.contract.engine_report import ReportedUsage
+from engine_server.contract.cluster.api import Key
+from engine_server.contract.wire.engine_report import ReportedUsage
 from engine_server.router.callers.account import ANYONE, Caller
 from engine_server.router.errors import RequestError
 from engine_server.router.http.wire import Request

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
-from engine_server.contract.errors import Elsewhere, ErrorCode
+from engine_server.contract.wire.errors import Elsewhere, ErrorCode
 from engine_server.router import errors
 from engine_server.router.errors import RequestError
 from engine_server.router.requests.hold.hold import Held

@@ -5,10 +5,10 @@ from enum import StrEnum
 
 import msgspec
 
-from engine_server.contract.decoding import decode
-from engine_server.contract.errors import ErrorCode
-from engine_server.contract.quoting import MAX_QUOTE, shorten
-from engine_server.contract.ranges import Int64
+from engine_server.contract.base.decoding import decode
+from engine_server.contract.base.quoting import MAX_QUOTE, shorten
+from engine_server.contract.base.ranges import Int64
+from engine_server.contract.wire.errors import ErrorCode
 from engine_server.router.requests.journal import StreamState
 
 

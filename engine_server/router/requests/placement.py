@@ -5,7 +5,7 @@ from time import perf_counter
 
 import msgspec
 
-from engine_server.contract.quoting import quote
+from engine_server.contract.base.quoting import quote
 from engine_server.router import errors
 from engine_server.router.callers.account import listed_models, usable_route
 from engine_server.router.errors import RequestError

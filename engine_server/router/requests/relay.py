@@ -3,7 +3,7 @@
 import msgspec
 from msgspec.structs import replace
 
-from engine_server.contract.engine_report import EngineReport
+from engine_server.contract.wire.engine_report import EngineReport
 from engine_server.router import errors
 from engine_server.router.http.body_budget import BodyBudget
 from engine_server.router.http.exchange import UNBUFFERED, Wait

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from engine_server.contract.api import Key
-from engine_server.contract.router_head import REPORT_TOKENS_LINE, recipient_lines
-from engine_server.contract.served_names import NameClaim
+from engine_server.contract.cluster.api import Key
+from engine_server.contract.cluster.served_names import NameClaim
+from engine_server.contract.wire.router_head import REPORT_TOKENS_LINE, recipient_lines
 from engine_server.router.obstacle import UNKNOWN, Obstacle
 from engine_server.router.routing.endpoint import READY_PATH, Endpoint, EngineAddress
 from engine_server.router.routing.name_table import NameTable

@@ -8,10 +8,10 @@ from time import perf_counter
 from typing import NamedTuple, Self, TypeVar
 from urllib.parse import urlsplit
 
-from engine_server.contract.api import Key
-from engine_server.contract.authority import authority
-from engine_server.contract.engine_report import EngineReport, ReportedLoad
-from engine_server.contract.unix_socket import SCHEME, path_of
+from engine_server.contract.base.authority import authority
+from engine_server.contract.base.unix_socket import SCHEME, path_of
+from engine_server.contract.cluster.api import Key
+from engine_server.contract.wire.engine_report import EngineReport, ReportedLoad
 
 # The path by which engines say whether they take requests, and those of other makes have one of their own.
 READY_PATH = "/ready"

@@ -9,7 +9,7 @@ from enum import StrEnum
 from random import uniform
 from time import perf_counter
 
-from engine_server.contract.api import Key
+from engine_server.contract.cluster.api import Key
 from engine_server.router.routing.endpoint import READY_PATH, Endpoint, EngineAddress
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import astuple
 
-from engine_server.contract.ranges import Seconds
+from engine_server.contract.base.ranges import Seconds
 from engine_server.router import errors
 
 MAX_UTF8_BYTES = 4

@@ -4,8 +4,8 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
 
-from engine_server.contract.api import Key
-from engine_server.contract.served_names import NameClaim, Standing, standings
+from engine_server.contract.cluster.api import Key
+from engine_server.contract.cluster.served_names import NameClaim, Standing, standings
 
 T = TypeVar("T")
 # The deployment, and its adapter or an empty string.

@@ -5,8 +5,8 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine_server.contract.api import Key
-from engine_server.contract.endpoints_file import EndpointsFile, FileAdapter, FileDeployment
+from engine_server.contract.cluster.api import Key
+from engine_server.contract.cluster.endpoints_file import EndpointsFile, FileAdapter, FileDeployment
 from engine_server.router.metrics import WatchState
 from engine_server.router.routing.directory import Adapter, Deployment
 from engine_server.router.routing.endpoint import READY_PATH, parse_engine_address, parse_ready_path

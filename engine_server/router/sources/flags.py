@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Iterable
 from pathlib import Path
 
-from engine_server.contract.api import DEFAULT_NAMESPACE, Key
+from engine_server.contract.cluster.api import DEFAULT_NAMESPACE, Key
 from engine_server.router.routing.directory import Deployment
 from engine_server.router.routing.endpoint import READY_PATH, EngineAddress, parse_engine_address
 

@@ -15,7 +15,7 @@ from threading import Thread
 from time import perf_counter
 from typing import NamedTuple
 
-from engine_server.contract.api import Key
+from engine_server.contract.cluster.api import Key
 from engine_server.router.recent_subjects import RecentSubjects
 from engine_server.router.routing.directory import Adapter, Deployment, Directory
 from engine_server.router.routing.endpoint import Address, EngineAddress

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from engine_server.contract.api import Key
+from engine_server.contract.cluster.api import Key
 from engine_server.router.metrics import WatchState
 from engine_server.router.routing.directory import Deployment
 

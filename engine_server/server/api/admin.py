@@ -9,9 +9,9 @@ from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from engine_server.contract.adapters import ADAPTERS_PATH, WantedAdapters
-from engine_server.contract.errors import ErrorCode
-from engine_server.contract.quoting import quote
+from engine_server.contract.base.quoting import quote
+from engine_server.contract.cluster.adapters import ADAPTERS_PATH, WantedAdapters
+from engine_server.contract.wire.errors import ErrorCode
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.server.api.openai_answer import json_response
 from engine_server.server.gate import unavailable

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field, PlainValidator
 from starlette.responses import Response
 
-from engine_server.contract.errors import ErrorCode
+from engine_server.contract.wire.errors import ErrorCode
 from engine_server.requests.validation import MAX_INT32
 from engine_server.server.api import openapi
 from engine_server.server.api.completion_renderer import Completion, CompletionRenderer

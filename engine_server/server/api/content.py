@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, get_args
 
 from pydantic_core import PydanticCustomError
 
-from engine_server.contract.errors import ErrorCode
+from engine_server.contract.wire.errors import ErrorCode
 from engine_server.server.api.ignored import IgnoredPart
 from engine_server.server.conversation.history.turns import Omitted, Result, Text, Turn
 from engine_server.server.http.errors import ApiError

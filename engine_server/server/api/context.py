@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from engine_server.contract.deadline import TimeLeft
-from engine_server.contract.errors import ErrorCode
-from engine_server.contract.router_head import RouterHead
+from engine_server.contract.wire.deadline import TimeLeft
+from engine_server.contract.wire.errors import ErrorCode
+from engine_server.contract.wire.router_head import RouterHead
 from engine_server.requests.submission import Origin
 from engine_server.server.api.models import served_model
 from engine_server.server.generation.request_context import RequestContext

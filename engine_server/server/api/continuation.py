@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from engine_server.contract.continuation import (
+from engine_server.contract.wire.continuation import (
     ROUTER_FIELD,
     Resume,
     RouterFields,
@@ -15,8 +15,8 @@ from engine_server.contract.continuation import (
     TokenReport,
     prompt_hash,
 )
-from engine_server.contract.errors import ErrorCode
-from engine_server.contract.router_head import RouterHead
+from engine_server.contract.wire.errors import ErrorCode
+from engine_server.contract.wire.router_head import RouterHead
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:

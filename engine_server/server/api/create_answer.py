@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from engine_server.contract.engine_report import Fingerprint
+from engine_server.contract.wire.engine_report import Fingerprint
 from engine_server.server.api.context import request_context
 from engine_server.server.api.continuation import check_prompt, first_report, resumed_stream
 from engine_server.server.api.generation_request import GenerationRequest

@@ -8,9 +8,9 @@ import msgspec
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 from pydantic_core import PydanticCustomError
 
-from engine_server.contract import bounds
-from engine_server.contract.bounds import Bound
-from engine_server.contract.quoting import quote
+from engine_server.contract.base import bounds
+from engine_server.contract.base.bounds import Bound
+from engine_server.contract.base.quoting import quote
 from engine_server.shared import request_ids
 
 # OpenAI's limit.

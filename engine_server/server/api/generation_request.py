@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationError
 from pydantic_core import ErrorDetails
 
-from engine_server.contract import bounds
-from engine_server.contract.continuation import ROUTER_FIELD
-from engine_server.contract.errors import ErrorCode
-from engine_server.contract.quoting import shorten
+from engine_server.contract.base import bounds
+from engine_server.contract.base.quoting import shorten
+from engine_server.contract.wire.continuation import ROUTER_FIELD
+from engine_server.contract.wire.errors import ErrorCode
 from engine_server.engine.beam_search import BeamSearchParams
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.sampling_params import RequestOutputKind, SamplingParams

@@ -9,7 +9,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from engine_server.contract.errors import ErrorCode
+from engine_server.contract.wire.errors import ErrorCode
 from engine_server.server.api.tasks import check_task
 from engine_server.server.http.errors import ApiError
 

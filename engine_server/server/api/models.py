@@ -9,9 +9,9 @@ import msgspec
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from engine_server.contract.errors import ErrorCode
-from engine_server.contract.quoting import quote
-from engine_server.contract.router_head import RouterHead
+from engine_server.contract.base.quoting import quote
+from engine_server.contract.wire.errors import ErrorCode
+from engine_server.contract.wire.router_head import RouterHead
 from engine_server.server.api.openai_answer import json_response
 from engine_server.server.generation.request_context import ServedModel
 from engine_server.server.http.errors import ApiError

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from starlette.responses import Response
 
-from engine_server.contract.engine_report import Fingerprint, ReportedUsage
+from engine_server.contract.wire.engine_report import Fingerprint, ReportedUsage
 from engine_server.requests.logprobs import Logprob, TokenLogprobs
 from engine_server.server.generation.events import TokenCounts
 from engine_server.server.http.built_answer import BuiltAnswer

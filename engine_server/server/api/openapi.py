@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from engine_server.contract.errors import ErrorBody
+from engine_server.contract.wire.errors import ErrorBody
 
 SCHEMAS = "#/components/schemas/"
 JSON = "application/json"

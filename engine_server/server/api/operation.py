@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from engine_server.contract.version import VERSION
+from engine_server.contract.base.version import VERSION
 from engine_server.server.api.health import health, readiness
 from engine_server.telemetry.exposition import Exposition, Format, choose_format
 

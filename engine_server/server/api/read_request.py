@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from engine_server.contract.continuation import TokenReport
-from engine_server.contract.errors import ErrorCode
+from engine_server.contract.wire.continuation import TokenReport
+from engine_server.contract.wire.errors import ErrorCode
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.sampling_params import SamplingParams
 from engine_server.server.api.content import MEDIA_TYPES, MediaUse, refuse_media
@@ -23,7 +23,7 @@ from engine_server.server.generation.prompts import PromptSource
 from engine_server.server.http.errors import ApiError, refusal
 
 if TYPE_CHECKING:
-    from engine_server.contract.continuation import Resume
+    from engine_server.contract.wire.continuation import Resume
     from engine_server.server.api.generation_request import GenerationRequest
     from engine_server.server.conversation.layout import Layout
     from engine_server.server.generation.request_context import RequestContext

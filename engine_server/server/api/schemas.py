@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from engine_server.contract.errors import ErrorCode
+from engine_server.contract.wire.errors import ErrorCode
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.structured_outputs import to_json
 from engine_server.server.api.ignored import IgnoredPart

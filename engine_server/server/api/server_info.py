@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
-from engine_server.contract.version import VERSION
+from engine_server.contract.base.version import VERSION
 
 if TYPE_CHECKING:
     from engine_server.config import EngineConfig

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import Depends
 
-from engine_server.contract.errors import ErrorCode
+from engine_server.contract.wire.errors import ErrorCode
 from engine_server.requests.pooling_params import unsupported
 from engine_server.server.http.errors import ApiError
 

@@ -11,8 +11,8 @@ from fastapi import APIRouter, Request
 from pydantic import AfterValidator, BeforeValidator, Field
 from starlette.responses import JSONResponse, Response
 
-from engine_server.contract.bounds import DETOKENIZED_TOKENS, TOKENIZED_BYTES, TOKENIZED_TOKENS
-from engine_server.contract.errors import ErrorCode
+from engine_server.contract.base.bounds import DETOKENIZED_TOKENS, TOKENIZED_BYTES, TOKENIZED_TOKENS
+from engine_server.contract.wire.errors import ErrorCode
 from engine_server.server.api import openapi
 from engine_server.server.api.chat.input import ChatInput
 from engine_server.server.api.chat.tools import Tools, tool_use, tools_by_path

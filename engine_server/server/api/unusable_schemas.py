@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from engine_server.contract.quoting import quote
+from engine_server.contract.base.quoting import quote
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.server.api.ignored import IgnoredPart, ignored_types
 from engine_server.server.api.schemas import needed_tools, refuse_schema

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine_server.contract.errors import ErrorCode
-from engine_server.contract.quoting import shorten
+from engine_server.contract.base.quoting import shorten
+from engine_server.contract.wire.errors import ErrorCode
 from engine_server.server.conversation.history.messages import Lost, template_messages
 from engine_server.server.conversation.history.prefill import Openings, Prefill, prefilled_start
 from engine_server.server.conversation.history.turns import Conversation

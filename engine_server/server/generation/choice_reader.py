@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from engine_server.contract.errors import ErrorCode
+from engine_server.contract.wire.errors import ErrorCode
 from engine_server.requests.outputs import CompletionOutput
 from engine_server.server.generation.events import ChoiceDelta, Finish, Part, Prompt, TokenCounts
 from engine_server.server.http.errors import ApiError

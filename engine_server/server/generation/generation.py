@@ -19,7 +19,7 @@ from engine_server.server.generation.events import (
 from engine_server.server.generation.prompt_run import PromptRun, start_prompt
 
 if TYPE_CHECKING:
-    from engine_server.contract.continuation import Resume
+    from engine_server.contract.wire.continuation import Resume
     from engine_server.engine.async_llm import AsyncLLMEngine
     from engine_server.requests.outputs import CompletionOutput, RequestOutput
     from engine_server.server.generation.plan import GenerationPlan

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from engine_server.contract.continuation import Resume, TokenReport
+    from engine_server.contract.wire.continuation import Resume, TokenReport
     from engine_server.engine.beam_search import BeamSearchParams
     from engine_server.requests.prompts import TokensPrompt
     from engine_server.requests.sampling_params import SamplingParams

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
-from engine_server.contract.errors import ErrorCode
+from engine_server.contract.wire.errors import ErrorCode
 from engine_server.engine.loop.turns import Turns
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.server.generation.answer_start import NO_START, AnswerStart

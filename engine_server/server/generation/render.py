@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from starlette.responses import Response
 
-from engine_server.contract.continuation import TokenReport
-from engine_server.contract.engine_report import ReportedUsage
+from engine_server.contract.wire.continuation import TokenReport
+from engine_server.contract.wire.engine_report import ReportedUsage
 from engine_server.server.generation.events import (
     ChoiceDelta,
     GenerationEvent,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from engine_server.contract.router_head import RouterHead
+    from engine_server.contract.wire.router_head import RouterHead
     from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
     from engine_server.requests.submission import Origin
 

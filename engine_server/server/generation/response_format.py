@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from engine_server.contract.quoting import quote
+from engine_server.contract.base.quoting import quote
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.structured_outputs import StructuredOutputsParams, to_json
 

@@ -6,8 +6,8 @@ from typing import Protocol
 
 import msgspec
 
-from engine_server.contract.continuation import TokenReport
-from engine_server.contract.engine_report import ReportedUsage
+from engine_server.contract.wire.continuation import TokenReport
+from engine_server.contract.wire.engine_report import ReportedUsage
 from engine_server.server.generation.events import (
     ChoiceDelta,
     GenerationEvent,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine_server.contract import bounds
-from engine_server.contract.errors import ErrorCode
+from engine_server.contract.base import bounds
+from engine_server.contract.wire.errors import ErrorCode
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
-    from engine_server.contract.bounds import Bound
+    from engine_server.contract.base.bounds import Bound
     from engine_server.engine.async_llm import AsyncLLMEngine
     from engine_server.server.generation.plan import GenerationPlan
 

@@ -14,7 +14,7 @@ import msgspec
 from prometheus_client import Counter, Histogram
 from starlette.datastructures import MutableHeaders
 
-from engine_server.contract.errors import has_anthropic_errors
+from engine_server.contract.wire.errors import has_anthropic_errors
 from engine_server.shared import request_ids
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine_server.contract.engine_keys import parse_key_line
-from engine_server.contract.errors import ErrorCode
+from engine_server.contract.cluster.engine_keys import parse_key_line
+from engine_server.contract.wire.errors import ErrorCode
 from engine_server.server.http.errors import ApiError
 from engine_server.shared.bearer import bearer_key
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from starlette.responses import Response
 
-from engine_server.contract.errors import ErrorCode
+from engine_server.contract.wire.errors import ErrorCode
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from engine_server.contract.engine_report import Fingerprint
-from engine_server.contract.errors import (
+from engine_server.contract.base.quoting import shorten
+from engine_server.contract.wire.engine_report import Fingerprint
+from engine_server.contract.wire.errors import (
     AnthropicErrorBody,
     AnthropicErrorDetail,
     ErrorBody,
@@ -21,7 +22,6 @@ from engine_server.contract.errors import (
     has_anthropic_errors,
     server_error_type,
 )
-from engine_server.contract.quoting import shorten
 from engine_server.requests.errors import (
     EngineDeadError,
     EngineShutDownError,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from starlette.responses import Response
 
-from engine_server.contract.stream_ends import DONE, openai_end
+from engine_server.contract.wire.stream_ends import DONE, openai_end
 from engine_server.server.http.chunks import CHUNKS, WriteChunk
 from engine_server.server.http.errors import ApiError, as_api_error
 

@@ -14,7 +14,7 @@ import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from engine_server.contract.errors import ErrorCode
+from engine_server.contract.wire.errors import ErrorCode
 from engine_server.server.http.answer_transport import AnswerTransport
 from engine_server.server.http.chunks import CHUNKS, ChunkWriter
 from engine_server.server.http.disconnect import DISCONNECT, WhileConnected

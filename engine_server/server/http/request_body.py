@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers
 
-from engine_server.contract.bounds import UNCOUNTED_BYTES, excess_of_structure
-from engine_server.contract.errors import ErrorCode
-from engine_server.contract.router_head import continues_stream, reported_caller
+from engine_server.contract.wire.body_structure import UNCOUNTED_BYTES, excess_of_structure
+from engine_server.contract.wire.errors import ErrorCode
+from engine_server.contract.wire.router_head import continues_stream, reported_caller
 from engine_server.engine.loop.turns import sender
 from engine_server.server.http import built_answer
 from engine_server.server.http.built_answer import answer_memory

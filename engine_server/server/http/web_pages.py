@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from starlette.middleware.cors import CORSMiddleware
 
-from engine_server.contract.errors import ErrorCode
-from engine_server.contract.quoting import quote
+from engine_server.contract.base.quoting import quote
+from engine_server.contract.wire.errors import ErrorCode
 from engine_server.server.http.errors import ApiError
 from engine_server.shared.hosts import Hosts, host_name
 

@@ -1,6 +1,6 @@
 """Errors of schemas."""
 
-from engine_server.contract.quoting import shorten
+from engine_server.contract.base.quoting import shorten
 
 
 class SchemaError(ValueError):

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine_server.contract.quoting import quote
+from engine_server.contract.base.quoting import quote
 from engine_server.structured.schemas.errors import SchemaError
 from engine_server.structured.schemas.keywords import FORMATS, TYPES
 from engine_server.structured.schemas.values import json_type

@@ -3,8 +3,8 @@
 from collections import deque
 from typing import Any, NamedTuple
 
-from engine_server.contract.bounds import SCHEMA_DEPTH
-from engine_server.contract.quoting import quote
+from engine_server.contract.base.bounds import SCHEMA_DEPTH
+from engine_server.contract.base.quoting import quote
 from engine_server.structured.schemas.bounds import StringRule
 from engine_server.structured.schemas.errors import SchemaError
 from engine_server.structured.schemas.keywords import KEYWORDS, NO_EFFECT, Kind, Treatment

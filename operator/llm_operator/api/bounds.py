@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from engine_server.contract.nesting import MOST_LEVELS, has_more_levels
+from engine_server.contract.base.nesting import MOST_LEVELS, has_more_levels
 from llm_operator.api.schema import SpecError
 
 # As JSON. The API server stores objects of 1.5 MB, and a plan holds its spec several times. Files, the largest part of

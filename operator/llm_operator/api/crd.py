@@ -5,7 +5,7 @@ from typing import get_args
 import msgspec
 import yaml
 
-from engine_server.contract import api
+from engine_server.contract.cluster import api
 from llm_operator.api.rules import OBJECT_RULES
 from llm_operator.api.schema import NOT_IN_PODS, validations, without_none
 from llm_operator.api.spec import LLMDeploymentSpec

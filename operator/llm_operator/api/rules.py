@@ -2,10 +2,10 @@
 
 import re
 
-from engine_server.contract import model_uri
-from engine_server.contract.api import DEFAULT_NAMESPACE, MAX_NAME_LENGTH, Key
-from engine_server.contract.model_uri import HubRepository
-from engine_server.contract.served_names import is_foreign, is_printable
+from engine_server.contract.cluster import model_uri
+from engine_server.contract.cluster.api import DEFAULT_NAMESPACE, MAX_NAME_LENGTH, Key
+from engine_server.contract.cluster.model_uri import HubRepository
+from engine_server.contract.cluster.served_names import is_foreign, is_printable
 from llm_operator.api.schema import Object, Rule
 
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"

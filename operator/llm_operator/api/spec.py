@@ -6,8 +6,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, inspect
 
-from engine_server.contract.api import API_VERSION, DEFAULT_NAMESPACE, KIND, Key
-from engine_server.contract.labels import ROLLED_AT_ANNOTATION
+from engine_server.contract.cluster.api import API_VERSION, DEFAULT_NAMESPACE, KIND, Key
+from engine_server.contract.cluster.labels import ROLLED_AT_ANNOTATION
 from llm_operator.api import rules, validation
 from llm_operator.api.bounds import check_form, check_size
 from llm_operator.api.schema import (

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import aiohttp
 from kubernetes.aio.client import ApiException
 
-from engine_server.contract.api import Key
-from engine_server.contract.demand import DemandReport, DeploymentDemand
+from engine_server.contract.cluster.api import Key
+from engine_server.contract.cluster.demand import DemandReport, DeploymentDemand
 from llm_operator import metrics
 from llm_operator.autoscaling.decision import Decision, decide
 from llm_operator.autoscaling.history import History, Load, Sample, Summary

@@ -9,16 +9,16 @@ from typing import NamedTuple, Self
 import aiohttp
 import msgspec
 
-from engine_server.contract.authority import authority
-from engine_server.contract.bodies import read_at_most
-from engine_server.contract.demand import DEMAND_PATH, DemandReport
-from engine_server.contract.endpoint_slices import (
+from engine_server.contract.base.authority import authority
+from engine_server.contract.base.bodies import read_at_most
+from engine_server.contract.cluster.demand import DEMAND_PATH, DemandReport
+from engine_server.contract.cluster.endpoint_slices import (
     EndpointSlice,
     EndpointSliceList,
     SliceEndpoint,
     addresses_by_pod,
 )
-from engine_server.contract.labels import METRICS_PORT, SERVICE_NAME_LABEL
+from engine_server.contract.cluster.labels import METRICS_PORT, SERVICE_NAME_LABEL
 from llm_operator import metrics
 from llm_operator.control.api_errors import FAILURES, describe
 from llm_operator.control.cluster import Cluster

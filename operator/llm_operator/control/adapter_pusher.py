@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 import msgspec
 from aiohttp import ClientTimeout
 
-from engine_server.contract.adapters import ADAPTERS_PATH, AdapterState, AdapterStates, WantedAdapters
-from engine_server.contract.api import Key
-from engine_server.contract.labels import ADMIN_PORT
-from engine_server.contract.quoting import shorten
+from engine_server.contract.base.quoting import shorten
+from engine_server.contract.cluster.adapters import ADAPTERS_PATH, AdapterState, AdapterStates, WantedAdapters
+from engine_server.contract.cluster.api import Key
+from engine_server.contract.cluster.labels import ADMIN_PORT
 from llm_operator.control.pod_questions import PodQuestions
 from llm_operator.observed import PodAdapters, Replica
 

@@ -10,10 +10,10 @@ import msgspec
 from kubernetes.aio.client import ApiClient, ApiException, Configuration
 from kubernetes.aio.config import load_incluster_config, load_kube_config
 
-from engine_server.contract.api import Key
-from engine_server.contract.labels import FIELD_MANAGER
-from engine_server.contract.nesting import decode_shallow
-from engine_server.contract.page_size import AnswerTooLargeError, read_bounded
+from engine_server.contract.base.nesting import decode_shallow
+from engine_server.contract.cluster.api import Key
+from engine_server.contract.cluster.labels import FIELD_MANAGER
+from engine_server.contract.cluster.page_size import AnswerTooLargeError, read_bounded
 from llm_operator.control.resources import LLMDEPLOYMENTS, child_path
 from llm_operator.control.tracing import counting
 from llm_operator.observed import ChildKey, Manifest

@@ -10,10 +10,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from engine_server.contract.api import Key
-from engine_server.contract.decoding import decode
-from engine_server.contract.labels import ENGINE_PORT
-from engine_server.contract.model_uri import COMMIT
+from engine_server.contract.base.decoding import decode
+from engine_server.contract.cluster.api import Key
+from engine_server.contract.cluster.labels import ENGINE_PORT
+from engine_server.contract.cluster.model_uri import COMMIT
 from llm_operator.control.pod_questions import PodQuestions
 from llm_operator.observed import Replica
 

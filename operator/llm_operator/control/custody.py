@@ -3,7 +3,7 @@
 import logging
 from dataclasses import dataclass, field
 
-from engine_server.contract.api import Key
+from engine_server.contract.cluster.api import Key
 from llm_operator import metrics
 from llm_operator.control.cluster import Cluster
 from llm_operator.control.resources import LLMDEPLOYMENTS

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from engine_server.contract.api import Key
-from engine_server.contract.demand import DemandReport
+from engine_server.contract.cluster.api import Key
+from engine_server.contract.cluster.demand import DemandReport
 from llm_operator.control.api_errors import FAILURES, describe
 from llm_operator.control.cluster import Cluster
 from llm_operator.control.resources import PODS

@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 
 from kubernetes.aio.client import ApiException
 
-from engine_server.contract import api
-from engine_server.contract.api import Key
+from engine_server.contract.cluster import api
+from engine_server.contract.cluster.api import Key
 from llm_operator.api.spec_hash import digest
 from llm_operator.control.api_errors import FAILURES, describe
 from llm_operator.control.cluster import Cluster

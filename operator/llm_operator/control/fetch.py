@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterable
 
-from engine_server.contract.labels import MODEL_CACHE_LABEL, UNUSABLE_MODEL_ANNOTATION
+from engine_server.contract.cluster.labels import MODEL_CACHE_LABEL, UNUSABLE_MODEL_ANNOTATION
 from llm_operator.api.model_cache import ModelCache
 from llm_operator.control.cluster import Cluster
 from llm_operator.control.fetch_poller import FetchProgress

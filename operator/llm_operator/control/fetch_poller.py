@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from engine_server.contract.api import Key
-from engine_server.contract.decoding import decode
-from engine_server.contract.labels import ENGINE_PORT
-from engine_server.contract.paths import PROGRESS_PATH
-from engine_server.contract.ranges import Total
+from engine_server.contract.base.decoding import decode
+from engine_server.contract.base.ranges import Total
+from engine_server.contract.cluster.api import Key
+from engine_server.contract.cluster.fetch_container import PROGRESS_PATH
+from engine_server.contract.cluster.labels import ENGINE_PORT
 from llm_operator.control.pod_questions import PodQuestions
 
 INTERVAL_SECONDS = 2.0

@@ -5,8 +5,8 @@ An upgrade keeps templates, with the engine's image; an administrator decides wh
 
 from dataclasses import dataclass, field
 
-from engine_server.contract import labels
-from engine_server.contract.api import Key
+from engine_server.contract.cluster import labels
+from engine_server.contract.cluster.api import Key
 from llm_operator.api.schema import SpecError
 from llm_operator.api.spec import parse
 from llm_operator.observed import Manifest, Observed

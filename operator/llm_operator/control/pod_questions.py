@@ -8,8 +8,8 @@ from weakref import WeakValueDictionary
 
 from aiohttp import ClientError, ClientSession, ClientTimeout, DummyCookieJar
 
-from engine_server.contract.authority import authority
-from engine_server.contract.bodies import read_at_most
+from engine_server.contract.base.authority import authority
+from engine_server.contract.base.bodies import read_at_most
 
 TIMEOUT = ClientTimeout(total=2)
 LARGEST_ANSWER = 4096

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from engine_server.contract.api import Key
+from engine_server.contract.cluster.api import Key
 from llm_operator import metrics
 from llm_operator.control.turns import Priority, Turns
 

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 
 from kubernetes.aio.client import ApiException
 
-from engine_server.contract.api import Key
-from engine_server.contract.reasons import Reason
+from engine_server.contract.cluster.api import Key
+from engine_server.contract.cluster.reasons import Reason
 from llm_operator import metrics
 from llm_operator.control.adapter_pusher import AdapterPusher, Goal
 from llm_operator.control.api_errors import FAILURES, describe, is_rejection, is_transient, outage_seconds

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from engine_server.contract.labels import APPLIED_ANNOTATION
+from engine_server.contract.cluster.labels import APPLIED_ANNOTATION
 from llm_operator.api.spec_hash import digest
 from llm_operator.observed import ChildKey, Manifest
 from llm_operator.plan.ownership import is_shared

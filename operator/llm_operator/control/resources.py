@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from engine_server.contract import api
+from engine_server.contract.cluster import api
 from llm_operator.observed import ChildKey
 
 

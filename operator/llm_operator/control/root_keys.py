@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from engine_server.contract.engine_keys import INTERNAL_PAGES, derive_key, hash_line, parse_root_keys
+from engine_server.contract.cluster.engine_keys import INTERNAL_PAGES, derive_key, hash_line, parse_root_keys
 from llm_operator.control.api_errors import FAILURES, describe
 from llm_operator.control.cluster import Cluster
 from llm_operator.control.resources import SECRETS

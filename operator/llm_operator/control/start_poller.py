@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from engine_server.contract.api import Key
-from engine_server.contract.decoding import decode
-from engine_server.contract.labels import ENGINE_PORT
-from engine_server.contract.ranges import Percent, Seconds, Word
+from engine_server.contract.base.decoding import decode
+from engine_server.contract.base.ranges import Percent, Seconds, Word
+from engine_server.contract.cluster.api import Key
+from engine_server.contract.cluster.labels import ENGINE_PORT
 from llm_operator.control.pod_questions import PodQuestions
 from llm_operator.observed import Replica, StartReport
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from engine_server.contract.api import Key
+from engine_server.contract.cluster.api import Key
 from llm_operator.api.status import Status
 from llm_operator.control.cluster import Cluster
 from llm_operator.control.events import Events

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
-from engine_server.contract.api import Key
+from engine_server.contract.cluster.api import Key
 
 # An event that has waited for so long is taken after at most so many edits.
 LONG_WAIT_SECONDS = 1.0

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from engine_server.contract.reasons import Reason
+from engine_server.contract.cluster.reasons import Reason
 from llm_operator.api.schema import SpecError
 from llm_operator.api.spec import LLMDeployment, LLMDeploymentSpec, parse
 from llm_operator.observed import Observed, Problem

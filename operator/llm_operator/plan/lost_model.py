@@ -4,7 +4,7 @@ Such a claim is not watched: only the engines see what it holds. A model is down
 engines that do not find it then either may never see what a Job writes, as with a volume of a node's own.
 """
 
-from engine_server.contract.labels import (
+from engine_server.contract.cluster.labels import (
     CACHED_AT_ANNOTATION,
     POD_TEMPLATE_ANNOTATION,
     RECORD_HASH_ANNOTATION,

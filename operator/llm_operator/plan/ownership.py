@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from engine_server.contract import api, labels
+from engine_server.contract.cluster import api, labels
 from llm_operator.api.spec import LLMDeployment
 from llm_operator.observed import ChildKey, Manifest
 from llm_operator.settings import Settings

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from engine_server.contract.adapters import AdapterState, WantedAdapter
-from engine_server.contract.reasons import Reason
+from engine_server.contract.cluster.adapters import AdapterState, WantedAdapter
+from engine_server.contract.cluster.reasons import Reason
 from llm_operator.api.spec import LLMDeploymentSpec
 from llm_operator.api.status import ServedAdapter
 from llm_operator.observed import Observed, PodAdapters, Problem, Replica

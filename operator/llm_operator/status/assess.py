@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from engine_server.contract.labels import ENGINE_CONTAINER, selector_text
+from engine_server.contract.cluster.labels import ENGINE_CONTAINER, selector_text
 from llm_operator.api.spec import LLMDeploymentSpec
 from llm_operator.api.status import Condition, ConditionStatus, ConditionType, Status
 from llm_operator.observed import Manifest, Observed, timestamp, workload_key

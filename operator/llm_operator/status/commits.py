@@ -3,8 +3,8 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from engine_server.contract.model_uri import HubRepository, parse
-from engine_server.contract.reasons import Reason
+from engine_server.contract.cluster.model_uri import HubRepository, parse
+from engine_server.contract.cluster.reasons import Reason
 from llm_operator.api.spec import LLMDeploymentSpec
 from llm_operator.api.status import ServedCommit
 from llm_operator.observed import Observed, Problem, Replica

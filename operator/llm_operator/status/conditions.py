@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine_server.contract.failed_start import pause_seconds
-from engine_server.contract.labels import ENGINE_CONTAINER, PAUSED_ANNOTATION
-from engine_server.contract.reasons import Reason, needs_person
+from engine_server.contract.cluster.failed_start import pause_seconds
+from engine_server.contract.cluster.labels import ENGINE_CONTAINER, PAUSED_ANNOTATION
+from engine_server.contract.cluster.reasons import Reason, needs_person
 from llm_operator.api.status import FailedStart
 from llm_operator.observed import Manifest, Observed, Problem, StartReport
 from llm_operator.status.missing_model import with_download, without_repaired

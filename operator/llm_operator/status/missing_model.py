@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from engine_server.contract.labels import CACHED_AT_ANNOTATION
-from engine_server.contract.reasons import Reason
+from engine_server.contract.cluster.labels import CACHED_AT_ANNOTATION
+from engine_server.contract.cluster.reasons import Reason
 from llm_operator.observed import Manifest, Observed, Problem, annotation, found_no_model
 
 

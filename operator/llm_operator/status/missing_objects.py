@@ -7,7 +7,7 @@ reasons and messages are reported as they are.
 
 import re
 
-from engine_server.contract.reasons import Reason
+from engine_server.contract.cluster.reasons import Reason
 from llm_operator.observed import Problem
 
 # Kubernetes 1.30 to 1.34: `persistentvolumeclaim "NAME" not found` and `secret "NAME" not found`.

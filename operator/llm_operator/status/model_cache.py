@@ -1,8 +1,8 @@
 """The condition ModelCached: the state of the download into a model's cache."""
 
-from engine_server.contract.downloads import downloaded
-from engine_server.contract.labels import UNUSABLE_MODEL_ANNOTATION
-from engine_server.contract.reasons import Reason
+from engine_server.contract.cluster.downloads import downloaded
+from engine_server.contract.cluster.labels import UNUSABLE_MODEL_ANNOTATION
+from engine_server.contract.cluster.reasons import Reason
 from llm_operator.api.model_cache import ModelCache, model_cache
 from llm_operator.api.spec import LLMDeploymentSpec
 from llm_operator.observed import (

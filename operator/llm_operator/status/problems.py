@@ -4,11 +4,11 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from engine_server.contract.fetch_status import UNUSABLE
-from engine_server.contract.labels import MODEL_CONTAINER
-from engine_server.contract.memory_shortage import find_shortage
-from engine_server.contract.model_folder import reports_no_model
-from engine_server.contract.reasons import Reason
+from engine_server.contract.cluster.fetch_container import UNUSABLE
+from engine_server.contract.cluster.labels import MODEL_CONTAINER
+from engine_server.contract.cluster.memory_shortage import find_shortage
+from engine_server.contract.cluster.model_folder import reports_no_model
+from engine_server.contract.cluster.reasons import Reason
 from llm_operator.observed import Problem
 from llm_operator.status.messages import LONGEST_TEXT, bounded
 from llm_operator.status.missing_objects import find_missing_object

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine_server.contract.labels import POD_TEMPLATE_ANNOTATION
-from engine_server.contract.reasons import Reason
+from engine_server.contract.cluster.labels import POD_TEMPLATE_ANNOTATION
+from engine_server.contract.cluster.reasons import Reason
 from llm_operator.observed import Manifest, Problem, has_replicas, revision
 from llm_operator.status.problems import condition, statuses
 

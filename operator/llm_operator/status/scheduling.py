@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from engine_server.contract.reasons import Reason
+from engine_server.contract.cluster.reasons import Reason
 from llm_operator.observed import Problem
 
 SUMMARY = re.compile(

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
-from engine_server.contract.labels import ENGINE_CONTAINER, MODEL_CONTAINER
+from engine_server.contract.cluster.labels import ENGINE_CONTAINER, MODEL_CONTAINER
 from llm_operator.api.status import Start
 from llm_operator.observed import Manifest, Observed, Replica, StartReport
 from llm_operator.status.problems import condition, statuses

@@ -23,7 +23,7 @@ from api_server import ApiServer, free_port
 from kubernetes_client import Client
 from waiting import until
 
-from engine_server.contract.labels import LLMDEPLOYMENT_LABEL
+from engine_server.contract.cluster.labels import LLMDEPLOYMENT_LABEL
 
 # In seconds; two engines load at the same time.
 START_SECONDS = 300.0

@@ -8,7 +8,7 @@ from llm_operator.autoscaling.autoscaler import Autoscaler
 from llm_operator.autoscaling.routers import Reports
 from llm_operator.control.watching.scales import Scale, Scales
 
-from engine_server.contract.api import Key
+from engine_server.contract.cluster.api import Key
 
 OURS, THEIRS, NEW = Key("default", "ours"), Key("default", "theirs"), Key("default", "new")
 

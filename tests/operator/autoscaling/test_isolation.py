@@ -8,8 +8,8 @@ from llm_operator.autoscaling.autoscaler import Autoscaler
 from llm_operator.autoscaling.routers import Reports
 from llm_operator.control.watching.scales import Scale, Scales
 
-from engine_server.contract.api import Key
-from engine_server.contract.demand import DemandReport, DeploymentDemand, EndpointLoad
+from engine_server.contract.cluster.api import Key
+from engine_server.contract.cluster.demand import DemandReport, DeploymentDemand, EndpointLoad
 
 BAD, GOOD = Key("default", "bad"), Key("default", "good")
 OPERATOR = "an-operator"

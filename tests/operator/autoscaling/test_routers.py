@@ -17,9 +17,9 @@ from llm_operator.autoscaling.routers import METRICS_PORT_NAME, Routers, RouterS
 from llm_operator.control.watching.scales import Scale, Scales
 from waiting import until_async
 
-from engine_server.contract.api import Key
-from engine_server.contract.demand import DEMAND_PATH, DemandReport, DeploymentDemand, EndpointLoad
-from engine_server.contract.endpoint_slices import EndpointSlice
+from engine_server.contract.cluster.api import Key
+from engine_server.contract.cluster.demand import DEMAND_PATH, DemandReport, DeploymentDemand, EndpointLoad
+from engine_server.contract.cluster.endpoint_slices import EndpointSlice
 
 SCALE = Scale(Autoscaling(max=3), replicas=1, ready_replicas=1, resource_version="1")
 A, B = "http://10.0.0.1:8000", "http://10.0.0.2:8000"

@@ -4,7 +4,7 @@ from typing import Any
 
 from waiting import until
 
-from engine_server.contract.labels import selector
+from engine_server.contract.cluster.labels import selector
 
 
 def requests_of(router: Any, name: str) -> dict[str, int]:

@@ -13,8 +13,8 @@ from llm_operator.control.pod_questions import PodQuestions
 from llm_operator.observed import Replica
 from waiting import until_async
 
-from engine_server.contract.adapters import AdapterState, AdapterStates, WantedAdapter, WantedAdapters
-from engine_server.contract.api import Key
+from engine_server.contract.cluster.adapters import AdapterState, AdapterStates, WantedAdapter, WantedAdapters
+from engine_server.contract.cluster.api import Key
 
 KEY = Key("default", "m")
 # Engines listen on one port, so each process that runs the tests has loopback addresses of its own.

@@ -14,8 +14,8 @@ import pytest
 from llm_operator.control import adapter_pusher, root_keys
 from waiting import until
 
-from engine_server.contract.adapters import AdapterState, AdapterStates, WantedAdapters
-from engine_server.contract.engine_keys import derive_key
+from engine_server.contract.cluster.adapters import AdapterState, AdapterStates, WantedAdapters
+from engine_server.contract.cluster.engine_keys import derive_key
 
 NAME, SECRET = "model", "fairlead-admin-key"
 # Engines listen on one port, so each process that runs the tests has loopback addresses of its own.

@@ -11,7 +11,7 @@ from llm_operator.control.pod_questions import PodQuestions
 from llm_operator.observed import Replica
 from waiting import until_async
 
-from engine_server.contract.api import Key
+from engine_server.contract.cluster.api import Key
 
 KEY = Key("default", "m")
 COMMIT = "a" * 40

@@ -9,7 +9,7 @@ from llm_operator.control.resources import LLMDEPLOYMENTS
 from llm_operator.settings import Settings
 from waiting import until
 
-from engine_server.contract.api import Key
+from engine_server.contract.cluster.api import Key
 
 
 def test_second_operator_changes_nothing_and_names_the_first_until_it_is_told_to_take_over(

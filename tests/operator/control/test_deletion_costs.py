@@ -9,8 +9,8 @@ from llm_operator.control.reconcile import Reconciler
 from llm_operator.control.resources import LLMDEPLOYMENTS
 from llm_operator.settings import Settings
 
-from engine_server.contract.api import Key
-from engine_server.contract.demand import DemandReport, DeploymentDemand
+from engine_server.contract.cluster.api import Key
+from engine_server.contract.cluster.demand import DemandReport, DeploymentDemand
 
 ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
 

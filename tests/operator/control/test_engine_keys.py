@@ -8,7 +8,7 @@ import pytest
 from llm_operator.control import root_keys
 from waiting import until
 
-from engine_server.contract.engine_keys import derive_key, hash_line
+from engine_server.contract.cluster.engine_keys import derive_key, hash_line
 
 SECRETS = ["fairlead-router-key", "fairlead-admin-key"]
 ROUTER_FLAG = "--api-key-file=/etc/fairlead/keys/router"

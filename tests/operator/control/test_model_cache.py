@@ -14,7 +14,7 @@ from llm_operator.control.reconcile import WORKERS
 from llm_operator.plan.children import cache
 from waiting import PATIENCE, until
 
-from engine_server.contract.model_folder import no_model
+from engine_server.contract.cluster.model_folder import no_model
 
 pytestmark = pytest.mark.usefixtures("operator")
 # Pods report on one port, so each process that runs the tests has loopback addresses of its own.

@@ -8,7 +8,7 @@ from llm_operator.observed import Manifest, Observed
 from llm_operator.plan.plan import plan
 from llm_operator.settings import Settings
 
-from engine_server.contract.api import Key
+from engine_server.contract.cluster.api import Key
 
 OLD, NEW = Settings(engine_image="engine:1"), Settings(engine_image="engine:2")
 KEY = Key("default", "smollm2")

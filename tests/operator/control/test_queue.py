@@ -12,7 +12,7 @@ from llm_operator.control.queue import WorkQueue
 from llm_operator.control.turns import LONG_WAIT_SECONDS, MOST_EDITS, Priority
 from waiting import until_async
 
-from engine_server.contract.api import Key
+from engine_server.contract.cluster.api import Key
 
 KEY = Key("default", "a")
 

@@ -13,7 +13,7 @@ from llm_operator.control.watching.handlers import EndlessRetries
 from llm_operator.control.watching.informer import seconds_after
 from llm_operator.settings import Settings
 
-from engine_server.contract.api import Key
+from engine_server.contract.cluster.api import Key
 
 KEY = Key("default", "a")
 MOST_SECONDS = 5

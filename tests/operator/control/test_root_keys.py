@@ -12,7 +12,7 @@ from llm_operator.control.cluster import Cluster
 from llm_operator.control.root_keys import KeySecrets, RootKeys
 from waiting import until_async
 
-from engine_server.contract.engine_keys import derive_key
+from engine_server.contract.cluster.engine_keys import derive_key
 from engine_server.server.http.api_keys import ApiKeys
 
 

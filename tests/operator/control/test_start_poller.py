@@ -12,7 +12,7 @@ from llm_operator.control.start_poller import StartPoller
 from llm_operator.observed import Replica, StartReport
 from waiting import until, until_async
 
-from engine_server.contract.api import Key
+from engine_server.contract.cluster.api import Key
 
 KEY = Key("default", "m")
 # Engines listen on one port, so each process that runs the tests has loopback addresses of its own.

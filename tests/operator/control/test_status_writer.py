@@ -12,7 +12,7 @@ from llm_operator.control.status_writer import StatusWriter
 from llm_operator.control.watching.store import Store
 from llm_operator.observed import Observed
 
-from engine_server.contract.api import Key
+from engine_server.contract.cluster.api import Key
 
 
 async def test_writes_once_in_an_interval_and_the_last_status_wins(

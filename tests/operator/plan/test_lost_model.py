@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from llm_operator.observed import ChildKey, Observed, fetch_key, workload_key
 
-from engine_server.contract.model_folder import no_model
+from engine_server.contract.cluster.model_folder import no_model
 
 MINE = {"uri": "hf://org/name", "cache": {"claim": "mine"}}
 CREATED = {"uri": "hf://org/name", "cache": {"size": "1Gi"}}

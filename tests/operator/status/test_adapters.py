@@ -9,7 +9,12 @@ from llm_operator.observed import Observed, PodAdapters, Replica, adapters_key
 from llm_operator.status.adapters import adapters_ready, served_adapters
 from llm_operator.status.assess import assess
 
-from engine_server.contract.adapters import AdapterState, DeploymentAdapter, WantedAdapter, WantedAdapters
+from engine_server.contract.cluster.adapters import (
+    AdapterState,
+    DeploymentAdapter,
+    WantedAdapter,
+    WantedAdapters,
+)
 
 NAME = "smollm2"
 STARTED = "2026-01-01T00:00:00Z"

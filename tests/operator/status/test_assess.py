@@ -12,9 +12,9 @@ from llm_operator.api.status import Condition, Status
 from llm_operator.observed import Fetch, Observed, Problem, workload_key
 from llm_operator.status.assess import assess
 
-from engine_server.contract.memory_shortage import MemoryShortage
-from engine_server.contract.model_folder import no_model
-from engine_server.contract.reasons import needs_person
+from engine_server.contract.cluster.memory_shortage import MemoryShortage
+from engine_server.contract.cluster.model_folder import no_model
+from engine_server.contract.cluster.reasons import needs_person
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import llm_operator
 import pytest
 
-from engine_server.contract.reasons import Reason, needs_person
+from engine_server.contract.cluster.reasons import Reason, needs_person
 
 PACKAGE = Path(llm_operator.__file__).parent
 DOCUMENT = Path(__file__).parents[3] / "docs" / "api.md"

@@ -5,7 +5,7 @@ import hmac
 
 import pytest
 
-from engine_server.contract.api import Key
+from engine_server.contract.cluster.api import Key
 from engine_server.router.callers.account import ANYONE
 from engine_server.router.callers.engine_credentials import EngineCredentials
 from engine_server.router.routing.directory import Deployment

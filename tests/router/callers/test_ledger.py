@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_server.contract.engine_report import ReportedUsage
-from engine_server.contract.errors import ErrorCode
+from engine_server.contract.wire.engine_report import ReportedUsage
+from engine_server.contract.wire.errors import ErrorCode
 from engine_server.router.callers.account import Account
 from engine_server.router.callers.keys import KeyEntry
 from engine_server.router.callers.ledger import Ledger, UsageReport

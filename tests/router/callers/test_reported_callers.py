@@ -6,7 +6,7 @@ import pytest
 import yaml
 from resumable_streams import WHOLE, Stream, read
 
-from engine_server.contract.caller import ReportedCaller
+from engine_server.contract.base.caller import ReportedCaller
 from engine_server.router.callers.keys import digest_of
 
 CALLER = "Fairlead-Caller"

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from router_keys import ask, reporting, status_of, usage
 
-from engine_server.contract.continuation import TokenReport
-from engine_server.contract.engine_report import ReportedUsage
+from engine_server.contract.wire.continuation import TokenReport
+from engine_server.contract.wire.engine_report import ReportedUsage
 
 
 async def test_tokens_that_the_engine_reports_count_against_the_next_request(

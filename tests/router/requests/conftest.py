@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine_server.contract.api import Key
+from engine_server.contract.cluster.api import Key
 from engine_server.router.requests.hold import waking
 from engine_server.router.requests.hold.hold import HoldSettings
 from engine_server.router.routing.directory import Deployment

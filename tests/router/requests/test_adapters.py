@@ -7,7 +7,7 @@ import pytest
 import yaml
 from resumable_streams import WHOLE, Stream, read, refuse
 
-from engine_server.contract.api import Key
+from engine_server.contract.cluster.api import Key
 from engine_server.router.callers.keys import digest_of
 from engine_server.router.requests.access_log import RENDERERS, AccessLog
 from engine_server.router.routing import selection

@@ -4,8 +4,8 @@ import asyncio
 
 from resumable_streams import Stream, chunk, event
 
-from engine_server.contract.api import Key
-from engine_server.contract.continuation import TokenReport
+from engine_server.contract.cluster.api import Key
+from engine_server.contract.wire.continuation import TokenReport
 from engine_server.router.http.body_budget import BodyBudget
 from engine_server.router.requests.answer_memory import FREE_BYTES, AnswerMemory
 from engine_server.router.requests.journal import FREE_TOKENS, Journal

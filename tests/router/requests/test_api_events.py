@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine_server.contract.errors import ErrorCode
+from engine_server.contract.wire.errors import ErrorCode
 from engine_server.router.requests.api_events import CreatedResponse, created_response, reported_error
 from engine_server.server.api.generation_request import parse_request
 from engine_server.server.api.messages.renderer import MessagesRenderer

@@ -8,7 +8,7 @@ from time import perf_counter
 import pytest
 from waiting import PATIENCE
 
-from engine_server.contract.api import Key
+from engine_server.contract.cluster.api import Key
 from engine_server.router.http import upstream
 from engine_server.router.requests.hold.hold import HoldSettings
 from engine_server.router.routing.directory import Deployment

@@ -8,7 +8,7 @@ import pytest
 from resumable_streams import Stream, event
 from waiting import until_async
 
-from engine_server.contract.deadline import TimeLeft
+from engine_server.contract.wire.deadline import TimeLeft
 from engine_server.router.errors import RequestError
 from engine_server.router.http.wire import Request
 from engine_server.router.requests.deadline import read_deadline

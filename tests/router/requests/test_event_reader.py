@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_server.contract.continuation import TokenReport
-from engine_server.contract.engine_report import ReportedUsage
+from engine_server.contract.wire.continuation import TokenReport
+from engine_server.contract.wire.engine_report import ReportedUsage
 from engine_server.router.requests.event_reader import MAX_HELD_BYTES, EventReader
 from engine_server.router.requests.journal import Journal
 

@@ -7,7 +7,7 @@ import pytest
 from resumable_streams import Stream
 from router_keys import KeysFile, ask
 
-from engine_server.contract.api import Key
+from engine_server.contract.cluster.api import Key
 from engine_server.router.requests.outcome import MAX_REFUSAL_BYTES
 from engine_server.router.routing.directory import Adapter, Deployment
 from engine_server.router.routing.endpoint import Address

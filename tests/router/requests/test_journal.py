@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from engine_server.contract.continuation import TokenReport
-from engine_server.contract.engine_report import ReportedUsage
-from engine_server.contract.router_head import RouterHead
+from engine_server.contract.wire.continuation import TokenReport
+from engine_server.contract.wire.engine_report import ReportedUsage
+from engine_server.contract.wire.router_head import RouterHead
 from engine_server.router.http.wire import Request
 from engine_server.router.requests import journal as journal_module
 from engine_server.router.requests.journal import MAX_RESUMES, Journal, resume_body, resume_message

@@ -6,9 +6,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_server.contract.api import Key
-from engine_server.contract.continuation import TokenReport
-from engine_server.contract.engine_report import ReportedUsage
+from engine_server.contract.cluster.api import Key
+from engine_server.contract.wire.continuation import TokenReport
+from engine_server.contract.wire.engine_report import ReportedUsage
 from engine_server.router.http.wire import Request
 from engine_server.router.metrics import Metrics
 from engine_server.router.requests.charge import MOST_TOKENS

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine_server.contract.api import Key
-from engine_server.contract.errors import ErrorCode
+from engine_server.contract.cluster.api import Key
+from engine_server.contract.wire.errors import ErrorCode
 from engine_server.router.http.exchange import Exchange
 from engine_server.router.http.wire import Request
 from engine_server.router.requests.hold.hold import Held

@@ -7,7 +7,7 @@ import logging
 import pytest
 from resumable_streams import KEEP_ALIVE, Stream, chunk, read, reset
 
-from engine_server.contract.api import Key
+from engine_server.contract.cluster.api import Key
 from engine_server.router.requests.outcome import read_seconds
 from engine_server.router.routing.directory import Deployment
 from engine_server.router.routing.endpoint import Address

@@ -7,8 +7,8 @@ import pytest
 from resumable_streams import DONE, KEEP_ALIVE, WHOLE, Stream, chunk, event, keep_alive, read, refuse, reset
 from waiting import until_async
 
-from engine_server.contract.continuation import Resume, TokenReport
-from engine_server.contract.engine_report import ReportedUsage
+from engine_server.contract.wire.continuation import Resume, TokenReport
+from engine_server.contract.wire.engine_report import ReportedUsage
 from engine_server.router.requests import event_reader
 from engine_server.router.requests.watch import WatchTimes
 

@@ -7,7 +7,7 @@ import pytest
 from resumable_streams import KEEP_ALIVE, WHOLE, Stream, chunk, read
 from waiting import until, until_async
 
-from engine_server.contract.api import Key
+from engine_server.contract.cluster.api import Key
 from engine_server.router.http.exchange import Exchange
 from engine_server.router.http.forwarded_fields import ANSWER_FIELDS
 from engine_server.router.http.wire import Fields, Request

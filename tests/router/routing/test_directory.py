@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_server.contract.api import Key
-from engine_server.contract.engine_report import EngineReport
+from engine_server.contract.cluster.api import Key
+from engine_server.contract.wire.engine_report import EngineReport
 from engine_server.router.obstacle import Obstacle
 from engine_server.router.routing.directory import Adapter, Deployment, Directory, Target
 from engine_server.router.routing.endpoint import Address, Endpoint

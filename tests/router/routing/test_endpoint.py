@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_server.contract.api import Key
-from engine_server.contract.engine_report import EngineReport, Fingerprint, ReportedLoad
+from engine_server.contract.cluster.api import Key
+from engine_server.contract.wire.engine_report import EngineReport, Fingerprint, ReportedLoad
 from engine_server.router.routing.endpoint import REPORT_SECONDS, Address, Endpoint, SocketPath
 
 REPORT = EngineReport(b"abc", load=ReportedLoad(3, 0, 1, 0.5))

@@ -5,7 +5,7 @@ import logging
 import pytest
 from waiting import PATIENCE
 
-from engine_server.contract.api import Key
+from engine_server.contract.cluster.api import Key
 from engine_server.router.routing import health as health_module
 from engine_server.router.routing.endpoint import Address, Endpoint
 from engine_server.router.routing.health import BURST, Health, ProbeTimes, probe

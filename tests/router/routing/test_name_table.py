@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from name_holders import holders
 
-from engine_server.contract.api import Key
-from engine_server.contract.served_names import NameClaim
+from engine_server.contract.cluster.api import Key
+from engine_server.contract.cluster.served_names import NameClaim
 from engine_server.router.callers.account import ANYONE, Account, usable_route
 from engine_server.router.callers.keys import KeyEntry
 from engine_server.router.errors import RequestError

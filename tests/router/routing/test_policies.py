@@ -7,8 +7,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from engine_server.contract.api import Key
-from engine_server.contract.policies import PolicyName
+from engine_server.contract.cluster.api import Key
+from engine_server.contract.cluster.policies import PolicyName
 from engine_server.router.routing.endpoint import BYTES_PER_REQUEST, RAMP_SECONDS, Address, Endpoint
 from engine_server.router.routing.key import RouteKey
 from engine_server.router.routing.policies.least_load import MOST_COMPARED, LeastLoad

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_server.contract.api import Key
-from engine_server.contract.policies import DEFAULT_POLICY
+from engine_server.contract.cluster.api import Key
+from engine_server.contract.cluster.policies import DEFAULT_POLICY
 from engine_server.router.routing import selection
 from engine_server.router.routing.directory import Adapter, Deployment, Directory
 from engine_server.router.routing.endpoint import Address

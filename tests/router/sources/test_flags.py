@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine_server.contract.api import Key
+from engine_server.contract.cluster.api import Key
 from engine_server.router.routing.endpoint import Address, SocketPath
 from engine_server.router.sources.flags import deployments_from_flags, parse_endpoint
 

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from resumable_streams import DONE, chunk
 
-from engine_server.contract.api import Key
+from engine_server.contract.cluster.api import Key
 from engine_server.router.routing.directory import Directory
 from engine_server.router.routing.endpoint import Address
 from engine_server.router.sources import names

@@ -10,7 +10,7 @@ from served_adapters import COMPLETIONS, JSON, PROMPT, Tuned, body, load, put, s
 from transformers import LlamaForCausalLM
 from waiting import until
 
-from engine_server.contract import headers
+from engine_server.contract.wire import headers
 
 
 @pytest.fixture(scope="module")

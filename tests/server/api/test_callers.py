@@ -12,7 +12,7 @@ from api_client import JSON
 from local_server import LocalServer, serving
 from waiting import until
 
-from engine_server.contract.caller import ReportedCaller
+from engine_server.contract.base.caller import ReportedCaller
 from engine_server.structured import trial_line
 from engine_server.structured.trial_line import MAX_RUNNING_OF_CALLER, TrialLine
 

@@ -11,8 +11,8 @@ from continued_streams import COMPLETIONS, REPORT, STREAMS, ask_to_resume, begin
 from local_server import serving
 from msgspec.structs import replace
 
-from engine_server.contract import headers
-from engine_server.contract.continuation import REPORT_PREFIX, StreamTerms, TokenReport
+from engine_server.contract.wire import headers
+from engine_server.contract.wire.continuation import REPORT_PREFIX, StreamTerms, TokenReport
 
 COLOURS = "Red, green and blue."
 TEXTS = {

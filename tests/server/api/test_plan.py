@@ -9,7 +9,7 @@ import pytest
 from server.conversation.recorded_answers import TOOLS, our_layout
 
 import engine_server.server
-from engine_server.contract.router_head import RouterHead
+from engine_server.contract.wire.router_head import RouterHead
 from engine_server.requests.sampling_params import SamplingParams
 from engine_server.requests.structured_outputs import StructuredOutputsParams
 from engine_server.requests.submission import Origin

@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 import engine_server.server.application  # all request models
-from engine_server.contract.bounds import NESTED_VALUES
+from engine_server.contract.base.bounds import NESTED_VALUES
 from engine_server.server.api.chat.request import ChatRequest
 from engine_server.server.api.completions import CompletionRequest
 from engine_server.server.api.generation_request import ApiRequest, parse_request

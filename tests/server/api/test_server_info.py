@@ -9,7 +9,7 @@ import pytest
 from api_client import JSON
 from waiting import until
 
-from engine_server.contract.version import VERSION
+from engine_server.contract.base.version import VERSION
 from engine_server.model_sources import resolve
 
 

@@ -7,7 +7,7 @@ import pytest
 from local_server import serving
 from transformers import AutoTokenizer
 
-from engine_server.contract.bounds import TOKENIZED_BYTES, TOKENIZED_TOKENS
+from engine_server.contract.base.bounds import TOKENIZED_BYTES, TOKENIZED_TOKENS
 from engine_server.model_sources import resolve
 
 TEXT = "The capital of France is Paris, naïvely 🙂."

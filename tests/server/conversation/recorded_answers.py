@@ -180,7 +180,11 @@ def tokenizer_with(marks: tuple[str, ...]) -> Any:
 @cache
 def our_layout(name: str, tokens: bool = False) -> Layout:
     """Return the layout of one of our formats, or a derived one. tokens: each of its marks is a token."""
-    tokenizer = tokenizer_with(tuple(marks_of(name)) if tokens else ())
+    return layout_with(tokenizer_with(tuple(marks_of(name)) if tokens else ()), name)
+
+
+def layout_with(tokenizer: Any, name: str) -> Layout:
+    """Return the layout of one of our formats, or a derived one, for a tokenizer, which gets a chat template of it."""
     if name in CASES:
         tokenizer.chat_template = CASES[name].template.text
     else:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from engine_server.contract.engine_keys import hash_line
+from engine_server.contract.cluster.engine_keys import hash_line
 from engine_server.server.http.api_keys import ApiKeys, credentials
 
 

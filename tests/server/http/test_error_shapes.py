@@ -7,7 +7,7 @@ import pytest
 from anthropic.types import ErrorResponse
 from starlette.types import Message
 
-from engine_server.contract.errors import ErrorCode
+from engine_server.contract.wire.errors import ErrorCode
 from engine_server.server.http.errors import ApiError
 
 

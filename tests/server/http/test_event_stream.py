@@ -9,8 +9,8 @@ import pytest
 from uvicorn.protocols.http.flow_control import FlowControl
 from waiting import until_async
 
-from engine_server.contract.continuation import TokenReport
-from engine_server.contract.errors import ErrorCode
+from engine_server.contract.wire.continuation import TokenReport
+from engine_server.contract.wire.errors import ErrorCode
 from engine_server.server.http.chunks import CHUNKS, ChunkWriter
 from engine_server.server.http.errors import ApiError
 from engine_server.server.http.event_stream import KEEP_ALIVE, EventStream, OpenAIStream

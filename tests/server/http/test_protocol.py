@@ -15,7 +15,7 @@ from http_service import GET, LARGE, POST, Service, assert_refused, fields, read
 from tiers import tiered
 from waiting import PATIENCE, until
 
-from engine_server.contract.open_files import raise_open_files_limit
+from engine_server.contract.base.open_files import raise_open_files_limit
 from engine_server.server.http import answer_transport
 
 

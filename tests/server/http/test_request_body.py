@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from waiting import until_async
 
-from engine_server.contract.caller import ReportedCaller
+from engine_server.contract.base.caller import ReportedCaller
 from engine_server.engine.loop.turns import sender
 from engine_server.server.http.disconnect import DISCONNECT, WhileConnected
 from engine_server.server.http.errors import ApiError

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from engine_server.contract.quoting import quote
+from engine_server.contract.base.quoting import quote
 from engine_server.model_sources.settings_tables import SCHEME, UNUSED_ARGUMENTS, WEIGHTS
 from engine_server.modeling.formats.checkpoints.codes import WORD, integer_format, unpacked
 from engine_server.modeling.formats.checkpoints.float8 import UNUSED, float8_weights

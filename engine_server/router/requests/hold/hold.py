@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import inf
 from time import perf_counter, time
 
-from engine_server.contract.api import Key
+from engine_server.contract.cluster.api import Key
 from engine_server.router import errors
 from engine_server.router.errors import RequestError
 from engine_server.router.http.exchange import Exchange, Wait

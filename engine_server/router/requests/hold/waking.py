@@ -3,7 +3,7 @@
 import asyncio
 import logging
 
-from engine_server.contract.api import Key
+from engine_server.contract.cluster.api import Key
 from engine_server.router.backoff import Backoff
 from engine_server.router.routing.waker import WakeError, Waker
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from engine_server.contract.authority import authority
+from engine_server.contract.base.authority import authority
 
 # Where the kubelet mounts the service account of a pod.
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")

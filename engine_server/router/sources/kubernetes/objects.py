@@ -4,10 +4,10 @@ from datetime import datetime
 
 import msgspec
 
-from engine_server.contract.adapters import DeploymentAdapter
-from engine_server.contract.drain import DEFAULT_DRAIN_TIMEOUT_SECONDS
-from engine_server.contract.kubernetes_objects import Object
-from engine_server.contract.ranges import Count, Total
+from engine_server.contract.base.ranges import Count, Total
+from engine_server.contract.cluster.adapters import DeploymentAdapter
+from engine_server.contract.cluster.drain import DEFAULT_DRAIN_TIMEOUT_SECONDS
+from engine_server.contract.cluster.kubernetes_objects import Object
 
 
 class Model(msgspec.Struct, rename="camel"):

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import aiohttp
 
-from engine_server.contract.adapters import DeploymentAdapter
-from engine_server.contract.api import KIND, Key, collection_path
-from engine_server.contract.endpoint_slices import EndpointSlice, addresses_by_pod
-from engine_server.contract.kubernetes_objects import Identity
-from engine_server.contract.labels import HTTP_PORT_NAME, LLMDEPLOYMENT_LABEL
-from engine_server.contract.served_names import claimable, is_printable
+from engine_server.contract.cluster.adapters import DeploymentAdapter
+from engine_server.contract.cluster.api import KIND, Key, collection_path
+from engine_server.contract.cluster.endpoint_slices import EndpointSlice, addresses_by_pod
+from engine_server.contract.cluster.kubernetes_objects import Identity
+from engine_server.contract.cluster.labels import HTTP_PORT_NAME, LLMDEPLOYMENT_LABEL
+from engine_server.contract.cluster.served_names import claimable, is_printable
 from engine_server.router.metrics import WatchState
 from engine_server.router.routing.directory import Adapter, Deployment
 from engine_server.router.routing.endpoint import Address

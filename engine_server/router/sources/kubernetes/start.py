@@ -6,9 +6,9 @@ from typing import Protocol
 import aiohttp
 import msgspec
 
-from engine_server.contract.api import Key, collection_path
-from engine_server.contract.failed_start import pause_seconds
-from engine_server.contract.reasons import Reason, needs_person
+from engine_server.contract.cluster.api import Key, collection_path
+from engine_server.contract.cluster.failed_start import pause_seconds
+from engine_server.contract.cluster.reasons import Reason, needs_person
 from engine_server.router.obstacle import UNKNOWN, Obstacle
 from engine_server.router.routing.waker import WakeError
 from engine_server.router.sources.kubernetes.access import Access

@@ -10,10 +10,10 @@ from typing import Generic, TypeVar
 import aiohttp
 import msgspec
 
-from engine_server.contract.kubernetes_objects import Identity, Object
-from engine_server.contract.lines import lines
-from engine_server.contract.nesting import decode_shallow
-from engine_server.contract.page_size import AnswerTooLargeError, PageSize, read_bounded
+from engine_server.contract.base.lines import lines
+from engine_server.contract.base.nesting import decode_shallow
+from engine_server.contract.cluster.kubernetes_objects import Identity, Object
+from engine_server.contract.cluster.page_size import AnswerTooLargeError, PageSize, read_bounded
 from engine_server.router.backoff import Backoff
 from engine_server.router.sources.kubernetes.access import Access
 from engine_server.router.sources.kubernetes.objects import Message

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from engine_server.contract import bounds
+from engine_server.contract.base import bounds
 from engine_server.server.api.chat.messages import Message, turns_of
 from engine_server.server.api.chat.template_use import check_end, check_template
 from engine_server.server.api.chat.template_variables import check_variables

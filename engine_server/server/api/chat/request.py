@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field
 
-from engine_server.contract import bounds
-from engine_server.contract.errors import ErrorCode
+from engine_server.contract.base import bounds
+from engine_server.contract.wire.errors import ErrorCode
 from engine_server.requests.validation import MAX_INT32
 from engine_server.server.api.chat.messages import Message, turns_of
 from engine_server.server.api.chat.template_use import check_end, check_template

@@ -17,8 +17,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from engine_server.contract import bounds
-from engine_server.contract.errors import ErrorCode
+from engine_server.contract.base import bounds
+from engine_server.contract.wire.errors import ErrorCode
 from engine_server.server.api.fields import UNSUPPORTED, Items, check_bound, check_depth
 from engine_server.server.api.ignored import IgnoredTool
 from engine_server.server.generation.tool_use import ToolUse

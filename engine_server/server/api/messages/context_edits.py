@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 import msgspec
 from pydantic import BaseModel, ConfigDict, Discriminator, Field
 
-from engine_server.contract.bounds import CONTEXT_EDITS, TOOLS
+from engine_server.contract.base.bounds import CONTEXT_EDITS, TOOLS
 from engine_server.requests.validation import MAX_INT32
 from engine_server.server.api.fields import Items
 from engine_server.server.api.messages.blocks import (

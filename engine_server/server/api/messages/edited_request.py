@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from engine_server.contract.bounds import TOKENIZED_BYTES, TOKENIZED_TOKENS
-from engine_server.contract.errors import ErrorCode
+from engine_server.contract.base.bounds import TOKENIZED_BYTES, TOKENIZED_TOKENS
+from engine_server.contract.wire.errors import ErrorCode
 from engine_server.server.api.create_answer import count_tokens
 from engine_server.server.api.messages.context_edits import ThinkingCleared, ToolUsesCleared
 from engine_server.server.api.messages.request import MessagesRequest

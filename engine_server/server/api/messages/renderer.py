@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from engine_server.contract.stream_ends import anthropic_end, named_event
+from engine_server.contract.wire.stream_ends import anthropic_end, named_event
 from engine_server.server.api.messages.context_edits import ThinkingCleared, ToolUsesCleared
 from engine_server.server.generation.events import (
     ChoiceDelta,

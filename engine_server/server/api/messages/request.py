@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
-from engine_server.contract import bounds
-from engine_server.contract.errors import ErrorCode
+from engine_server.contract.base import bounds
+from engine_server.contract.wire.errors import ErrorCode
 from engine_server.requests.validation import MAX_INT32
 from engine_server.server.api.chat.template_variables import reasoning_variables
 from engine_server.server.api.chat.tools import tool_use

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from engine_server.contract import bounds
+from engine_server.contract.base import bounds
 from engine_server.server.api.chat import tools as chat
 from engine_server.server.api.chat.tools import ToolName, check_schema, check_tools
 from engine_server.server.api.fields import Items

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from fastapi import APIRouter, Request
 
-from engine_server.contract.errors import ErrorCode
+from engine_server.contract.wire.errors import ErrorCode
 from engine_server.requests.pooling_params import PoolingParams, prompt_before
 from engine_server.server.api import openapi
 from engine_server.server.api.context import request_context

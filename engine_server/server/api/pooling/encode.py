@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from engine_server.contract.errors import ErrorCode
+from engine_server.contract.wire.errors import ErrorCode
 from engine_server.engine.beam_search import all_or_none
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.submission import Submission

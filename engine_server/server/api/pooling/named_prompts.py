@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine_server.contract.errors import ErrorCode
-from engine_server.contract.quoting import quote
+from engine_server.contract.base.quoting import quote
+from engine_server.contract.wire.errors import ErrorCode
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 from fastapi import APIRouter, Request
 
-from engine_server.contract.bounds import POOLED_TOKENS
-from engine_server.contract.errors import ErrorCode
+from engine_server.contract.base.bounds import POOLED_TOKENS
+from engine_server.contract.wire.errors import ErrorCode
 from engine_server.requests.pooling_params import PoolingParams, PoolingTask
 from engine_server.server.api import openapi
 from engine_server.server.api.context import request_context

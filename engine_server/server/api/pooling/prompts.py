@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine_server.contract.bounds import PAIR_CHARACTERS
-from engine_server.contract.errors import ErrorCode
+from engine_server.contract.base.bounds import PAIR_CHARACTERS
+from engine_server.contract.wire.errors import ErrorCode
 from engine_server.engine.input import text_pairs
 from engine_server.engine.input.tokenizer import Truncation, encode_texts
 from engine_server.requests.errors import InvalidRequestError

@@ -11,8 +11,8 @@ from fastapi import APIRouter, Request
 from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from engine_server.contract.bounds import PROMPTS
-from engine_server.contract.errors import ErrorCode
+from engine_server.contract.base.bounds import PROMPTS
+from engine_server.contract.wire.errors import ErrorCode
 from engine_server.engine.input.tokenizer import Truncation
 from engine_server.requests.validation import MAX_INT32
 from engine_server.server.api import openapi

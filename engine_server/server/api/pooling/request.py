@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PlainValidator
 
-from engine_server.contract import bounds
-from engine_server.contract.errors import ErrorCode
+from engine_server.contract.base import bounds
+from engine_server.contract.wire.errors import ErrorCode
 from engine_server.engine.input.tokenizer import Truncation
 from engine_server.requests.validation import MAX_INT32
 from engine_server.server.api import fields

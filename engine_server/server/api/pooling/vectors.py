@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine_server.config.pooling import DenseModule
-from engine_server.contract.bounds import ANSWER_BYTES
-from engine_server.contract.errors import ErrorCode
+from engine_server.contract.base.bounds import ANSWER_BYTES
+from engine_server.contract.wire.errors import ErrorCode
 from engine_server.requests.outputs import (
     ClassificationOutput,
     EmbeddingOutput,

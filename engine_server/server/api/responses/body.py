@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from engine_server.contract.stream_ends import FailureBody
+from engine_server.contract.wire.stream_ends import FailureBody
 from engine_server.server.api.chat.logprobs import TokenLogprob
 from engine_server.server.api.responses.tools import ToolTarget, custom_input
 from engine_server.server.generation.events import Part, Reasoning, Text, TokenCounts, ToolCall

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 from fastapi import APIRouter, Request
 
-from engine_server.contract.errors import ErrorCode
+from engine_server.contract.wire.errors import ErrorCode
 from engine_server.server.api import openapi
 from engine_server.server.api.create_answer import count_tokens, create_answer
 from engine_server.server.api.generation_request import parse_request

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from engine_server.contract.stream_ends import FailureBody, ResponseEvent, named_event, responses_end
+from engine_server.contract.wire.stream_ends import FailureBody, ResponseEvent, named_event, responses_end
 from engine_server.server.api.chat.logprobs import TokenLogprob, to_logprobs
 from engine_server.server.api.responses.body import (
     Content,

@@ -9,9 +9,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from engine_server.contract import bounds
-from engine_server.contract.errors import ErrorCode
-from engine_server.contract.stream_ends import RESPONSE_ID
+from engine_server.contract.base import bounds
+from engine_server.contract.wire.errors import ErrorCode
+from engine_server.contract.wire.stream_ends import RESPONSE_ID
 from engine_server.requests.validation import MAX_INT32
 from engine_server.server.api.chat.template_variables import Effort, effort_variables
 from engine_server.server.api.chat.tools import NamedTool, tool_use

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from engine_server.contract.stream_ends import ResponseEvent
+from engine_server.contract.wire.stream_ends import ResponseEvent
 from engine_server.server.api.chat.logprobs import TokenLogprob
 from engine_server.server.api.responses.body import Content, OutputItem
 

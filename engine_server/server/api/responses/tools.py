@@ -10,7 +10,7 @@ import msgspec
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from engine_server.contract import bounds
+from engine_server.contract.base import bounds
 from engine_server.server.api.chat import tools as chat
 from engine_server.server.api.chat.tools import MAX_NAME_LENGTH, ToolName, check_schema, check_tools
 from engine_server.server.api.fields import UNSUPPORTED, Items, check_bound

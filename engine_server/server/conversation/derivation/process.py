@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 import msgspec
 
-from engine_server.contract.python_module import module_command
+from engine_server.contract.base.python_module import module_command
 
 if TYPE_CHECKING:
     from engine_server.server.conversation.derivation.facts import TemplateFacts

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from engine_server.contract.drain import DEFAULT_DRAIN_TIMEOUT_SECONDS
+from engine_server.contract.cluster.drain import DEFAULT_DRAIN_TIMEOUT_SECONDS
 from llm_operator.api.schema import INT_OR_STRING, NOT_IN_PODS, Count, Percent, Seconds, Section, about
 
 # The time in which a replica becomes ready: image, model and warm-up.

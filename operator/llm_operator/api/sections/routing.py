@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from engine_server.contract.policies import DEFAULT_POLICY, SUMMARIES, PolicyName
+from engine_server.contract.cluster.policies import DEFAULT_POLICY, SUMMARIES, PolicyName
 from llm_operator.api.schema import Section, about
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from engine_server.contract.api import Key
-from engine_server.contract.served_names import NameClaim, Standing, claimable, standings
+from engine_server.contract.cluster.api import Key
+from engine_server.contract.cluster.served_names import NameClaim, Standing, claimable, standings
 from llm_operator.observed import Manifest
 
 

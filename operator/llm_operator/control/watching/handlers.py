@@ -10,9 +10,9 @@ import aiohttp
 import kopf
 from kopf._cogs.clients import watching
 
-from engine_server.contract.api import Key
-from engine_server.contract.labels import LLMDEPLOYMENT_LABEL
-from engine_server.contract.page_size import AnswerTooLargeError
+from engine_server.contract.cluster.api import Key
+from engine_server.contract.cluster.labels import LLMDEPLOYMENT_LABEL
+from engine_server.contract.cluster.page_size import AnswerTooLargeError
 from llm_operator.control.cluster import REQUEST_SECONDS, Access, reload_credentials
 from llm_operator.control.queue import WorkQueue
 from llm_operator.control.resources import LLMDEPLOYMENTS, WATCHED, Resource

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from engine_server.contract.api import Key
-from engine_server.contract.labels import LLMDEPLOYMENT_LABEL
-from engine_server.contract.nesting import decode_shallow
-from engine_server.contract.page_size import AnswerTooLargeError
+from engine_server.contract.base.nesting import decode_shallow
+from engine_server.contract.cluster.api import Key
+from engine_server.contract.cluster.labels import LLMDEPLOYMENT_LABEL
+from engine_server.contract.cluster.page_size import AnswerTooLargeError
 from llm_operator.control.cluster import Cluster
 from llm_operator.control.resources import LLMDEPLOYMENTS, Resource
 from llm_operator.control.watching.pages import Pages

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine_server.contract.api import Key
-from engine_server.contract.failed_start import pause_seconds
+from engine_server.contract.cluster.api import Key
+from engine_server.contract.cluster.failed_start import pause_seconds
 from llm_operator.api.sections.autoscaling import Autoscaling
 from llm_operator.api.status import FailedStart
 from llm_operator.observed import Manifest, Observed

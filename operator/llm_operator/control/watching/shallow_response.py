@@ -6,9 +6,9 @@ from typing import Any
 
 import aiohttp
 
-from engine_server.contract.lines import lines
-from engine_server.contract.nesting import decode_shallow, shallow
-from engine_server.contract.page_size import LARGEST_PAGE_BYTES, read_bounded
+from engine_server.contract.base.lines import lines
+from engine_server.contract.base.nesting import decode_shallow, shallow
+from engine_server.contract.cluster.page_size import LARGEST_PAGE_BYTES, read_bounded
 from llm_operator.control.resources import LLMDEPLOYMENTS
 
 

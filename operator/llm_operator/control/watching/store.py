@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from engine_server.contract import api
-from engine_server.contract.api import Key
-from engine_server.contract.labels import LLMDEPLOYMENT_LABEL
-from engine_server.contract.nesting import decode_shallow
+from engine_server.contract.base.nesting import decode_shallow
+from engine_server.contract.cluster import api
+from engine_server.contract.cluster.api import Key
+from engine_server.contract.cluster.labels import LLMDEPLOYMENT_LABEL
 from llm_operator.control.resources import CHILD_KINDS, LLMDEPLOYMENTS, Resource
 from llm_operator.control.watching.claims import Claims, claim_of
 from llm_operator.control.watching.room import Room

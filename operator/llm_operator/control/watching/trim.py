@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from engine_server.contract import api
+from engine_server.contract.cluster import api
 from llm_operator.control.resources import (
     CHILD_KINDS,
     DEPLOYMENTS,

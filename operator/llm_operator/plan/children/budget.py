@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from engine_server.contract import labels
+from engine_server.contract.cluster import labels
 from llm_operator.api.spec import LLMDeployment
 from llm_operator.observed import ChildKey, Manifest, Observed
 from llm_operator.plan.ownership import child

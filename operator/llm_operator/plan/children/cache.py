@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from engine_server.contract import labels
+from engine_server.contract.cluster import labels
 from llm_operator.api.model_cache import ModelCache, model_cache
 from llm_operator.api.quantity import amount
 from llm_operator.api.spec import LLMDeployment

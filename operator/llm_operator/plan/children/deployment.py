@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from engine_server.contract import api, labels
+from engine_server.contract.cluster import api, labels
 from llm_operator.api.spec import LLMDeployment
 from llm_operator.api.spec_hash import spec_hash
 from llm_operator.observed import Manifest, Observed, workload_key

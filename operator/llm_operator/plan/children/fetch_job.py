@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from engine_server.contract import labels
+from engine_server.contract.cluster import labels
 from llm_operator.api.model_cache import ModelCache
 from llm_operator.api.schema import SpecError
 from llm_operator.api.sections.engine import Engine

@@ -5,14 +5,14 @@ from typing import Any
 
 import msgspec
 
-from engine_server.contract.adapters import (
+from engine_server.contract.cluster.adapters import (
     MAX_IN_MEMORY,
     MAX_IN_STEP,
     MODEL_VARIABLE,
     WantedAdapter,
     WantedAdapters,
 )
-from engine_server.contract.model_uri import VolumeClaim, parse
+from engine_server.contract.cluster.model_uri import VolumeClaim, parse
 from llm_operator.api.spec import LLMDeployment
 from llm_operator.observed import ADAPTERS_ENTRY, Manifest, Observed, adapters_key
 from llm_operator.plan.ownership import child, owned_pods

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from engine_server.contract.model_uri import Bucket, parse
+from engine_server.contract.cluster.model_uri import Bucket, parse
 from llm_operator.api.sections.model import Model
 
 # The keys of a Secret that a bucket needs; none is required, since the cloud may give the pod an identity.

@@ -6,7 +6,7 @@ A hash is no secret: nobody can call an engine with it.
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from engine_server.contract import labels
+from engine_server.contract.cluster import labels
 from llm_operator.api.spec import LLMDeployment
 from llm_operator.observed import ChildKey, Manifest, Observed, adapters_key, volumes_of
 from llm_operator.plan.ownership import child

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from engine_server.contract import labels
-from engine_server.contract.adapters import MODEL_VARIABLE
+from engine_server.contract.cluster import labels
+from engine_server.contract.cluster.adapters import MODEL_VARIABLE
 from llm_operator.api.schema import SpecError
 from llm_operator.api.spec import LLMDeployment
 from llm_operator.plan.pod import keys

@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 
-from engine_server.contract import labels
-from engine_server.contract.drain import PRE_STOP_SECONDS, termination_grace
-from engine_server.contract.model_folder import MODEL_FOLDER
+from engine_server.contract.cluster import labels
+from engine_server.contract.cluster.drain import PRE_STOP_SECONDS, termination_grace
+from engine_server.contract.cluster.model_folder import MODEL_FOLDER
 from llm_operator.api.sections.engine import Engine
 from llm_operator.api.sections.resources import DEFAULT_GPU_RESOURCE, Resources
 from llm_operator.api.spec import LLMDeployment, LLMDeploymentSpec

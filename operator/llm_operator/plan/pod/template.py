@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from engine_server.contract import labels
-from engine_server.contract.adapters import MODEL_VARIABLE
+from engine_server.contract.cluster import labels
+from engine_server.contract.cluster.adapters import MODEL_VARIABLE
 from llm_operator.api.schema import SpecError
 from llm_operator.plan.pod.overlay import PATH
 from llm_operator.plan.pod.volumes import FETCHED

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from engine_server.contract import labels
+from engine_server.contract.cluster import labels
 from llm_operator.api.model_cache import model_cache
 from llm_operator.api.schema import SpecError
 from llm_operator.api.sections.cache import Cache

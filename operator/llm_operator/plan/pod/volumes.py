@@ -2,8 +2,8 @@
 
 from typing import Any, NamedTuple
 
-from engine_server.contract.model_folder import MODEL_FOLDER
-from engine_server.contract.model_uri import LocalPath, VolumeClaim, parse
+from engine_server.contract.cluster.model_folder import MODEL_FOLDER
+from engine_server.contract.cluster.model_uri import LocalPath, VolumeClaim, parse
 from llm_operator.api.model_cache import model_cache
 from llm_operator.api.sections.model import Model
 from llm_operator.api.sections.resources import Resources

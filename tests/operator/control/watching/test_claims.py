@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from llm_operator.control.watching.claims import Claims
 from name_holders import holders
 
-from engine_server.contract.api import Key
-from engine_server.contract.served_names import NameClaim
+from engine_server.contract.cluster.api import Key
+from engine_server.contract.cluster.served_names import NameClaim
 
 NAMES = ["a", "b", "x/a", "y/b"]
 KEYS = [Key(namespace, name) for namespace in "xy" for name in "abc"]

@@ -15,7 +15,7 @@ from llm_operator.control.watching.handlers import on_event
 from llm_operator.control.watching.pages import Pages
 from llm_operator.control.watching.store import Ref, Store
 
-from engine_server.contract.api import Key
+from engine_server.contract.cluster.api import Key
 
 SERVICES = CHILDREN["v1", "Service"]
 

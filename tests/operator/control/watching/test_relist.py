@@ -24,8 +24,8 @@ from llm_operator.control.watching.store import Ref, Store
 from llm_operator.settings import Settings
 from waiting import until_async
 
-from engine_server.contract import page_size
-from engine_server.contract.api import Key
+from engine_server.contract.cluster import page_size
+from engine_server.contract.cluster.api import Key
 
 CONFIG_MAPS = CHILDREN["v1", "ConfigMap"]
 SIZE = 5

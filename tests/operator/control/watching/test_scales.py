@@ -5,8 +5,8 @@ from typing import Any
 from llm_operator.api.sections.autoscaling import Autoscaling
 from llm_operator.control.watching.scales import Scale, Scales, scale_of
 
-from engine_server.contract.api import Key
-from engine_server.contract.labels import PAUSED_ANNOTATION
+from engine_server.contract.cluster.api import Key
+from engine_server.contract.cluster.labels import PAUSED_ANNOTATION
 
 KEY = Key("default", "m")
 

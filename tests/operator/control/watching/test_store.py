@@ -9,7 +9,7 @@ from llm_operator.control.watching import room
 from llm_operator.control.watching.store import Ref, Store
 from llm_operator.observed import ChildKey
 
-from engine_server.contract.api import Key
+from engine_server.contract.cluster.api import Key
 
 KEY = Key("default", "a")
 SERVICES = CHILDREN["v1", "Service"]

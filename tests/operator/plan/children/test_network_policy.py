@@ -7,7 +7,7 @@ from typing import Any
 from llm_operator.observed import KeyHashes, Observed
 from llm_operator.settings import Settings
 
-from engine_server.contract.labels import ADMIN_PORT
+from engine_server.contract.cluster.labels import ADMIN_PORT
 
 SETTINGS = Settings(engine_image="engine:1")
 PEERS = (

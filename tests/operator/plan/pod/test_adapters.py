@@ -14,7 +14,7 @@ from llm_operator.plan.pod.adapters import of_other_models
 from llm_operator.plan.pod.template_record import TemplateRecord
 from llm_operator.settings import Settings
 
-from engine_server.contract.adapters import MODEL_VARIABLE, WantedAdapters
+from engine_server.contract.cluster.adapters import MODEL_VARIABLE, WantedAdapters
 
 SETTINGS = Settings(engine_image="engine:1")
 FRENCH = {"name": "french", "uri": "hf://org/french"}

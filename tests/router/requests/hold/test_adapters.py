@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 
-from engine_server.contract.demand import DEMAND_PATH
+from engine_server.contract.cluster.demand import DEMAND_PATH
 from engine_server.router.obstacle import Obstacle
 from engine_server.router.requests.hold.hold import HoldSettings
 from engine_server.router.routing.directory import Adapter

@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 from hypothesis import given
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine_server.contract.api import Key
+from engine_server.contract.cluster.api import Key
 from engine_server.router.errors import RequestError
 from engine_server.router.http.exchange import Exchange
 from engine_server.router.http.wire import Request

@@ -4,7 +4,7 @@ import asyncio
 
 import msgspec
 
-from engine_server.contract.demand import DEMAND_PATH, DemandReport, DeploymentDemand
+from engine_server.contract.cluster.demand import DEMAND_PATH, DemandReport, DeploymentDemand
 
 
 async def demand(router) -> DeploymentDemand:

@@ -5,7 +5,7 @@ import json
 
 import aiohttp
 
-from engine_server.contract.api import Key
+from engine_server.contract.cluster.api import Key
 from engine_server.router.callers.keys import digest_of
 from engine_server.router.obstacle import Obstacle
 from engine_server.router.requests.hold import cold_starts

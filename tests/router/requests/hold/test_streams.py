@@ -6,9 +6,9 @@ import json
 import openai
 import pytest
 
-from engine_server.contract.api import Key
-from engine_server.contract.continuation import TokenReport
-from engine_server.contract.engine_report import ReportedUsage
+from engine_server.contract.cluster.api import Key
+from engine_server.contract.wire.continuation import TokenReport
+from engine_server.contract.wire.engine_report import ReportedUsage
 from engine_server.router.obstacle import Obstacle
 from engine_server.router.requests.hold.hold import HoldSettings
 from engine_server.router.routing.directory import Deployment

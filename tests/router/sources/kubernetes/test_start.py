@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from kubernetes_objects import llmd
 
-from engine_server.contract.api import Key
+from engine_server.contract.cluster.api import Key
 from engine_server.router.obstacle import Obstacle
 from engine_server.router.routing.directory import Target
 from engine_server.router.routing.waker import WakeError

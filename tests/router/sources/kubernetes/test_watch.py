@@ -6,8 +6,8 @@ import pytest
 from fake_api import event
 from kubernetes_objects import endpoint, llmd, slice_of
 
-from engine_server.contract import page_size
-from engine_server.contract.labels import LLMDEPLOYMENT_LABEL as LABEL
+from engine_server.contract.cluster import page_size
+from engine_server.contract.cluster.labels import LLMDEPLOYMENT_LABEL as LABEL
 from engine_server.router.sources.kubernetes import watch
 from engine_server.router.sources.kubernetes.access import Access
 

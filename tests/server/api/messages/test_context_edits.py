@@ -9,7 +9,7 @@ import pytest
 from anthropic.types.beta import BetaContextManagementResponse
 from local_server import LocalServer, serving
 
-from engine_server.contract import headers
+from engine_server.contract.wire import headers
 from engine_server.server.api import create_answer
 
 PATH = "/v1/messages"

@@ -8,7 +8,7 @@ import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
-from engine_server.contract.errors import ErrorCode
+from engine_server.contract.wire.errors import ErrorCode
 from engine_server.server.api.messages.renderer import MessagesRenderer
 from engine_server.server.generation.events import (
     ChoiceDelta,

@@ -11,7 +11,7 @@ from api_client import JSON
 from local_server import LocalServer, serving
 from waiting import until
 
-from engine_server.contract.caller import ReportedCaller
+from engine_server.contract.base.caller import ReportedCaller
 
 KEY = "the-key-of-the-router"
 CALLER = ReportedCaller("a" * 32, "b" * 32, -7)

@@ -19,7 +19,7 @@ from peft import PeftModel
 from transformers import AutoTokenizer, BertModel
 from waiting import until
 
-from engine_server.contract import headers
+from engine_server.contract.wire import headers
 from engine_server.model_sources import resolve
 from engine_server.model_sources.record import CHECKSUMS
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from engine_server.contract.bounds import ANSWER_BYTES
+from engine_server.contract.base.bounds import ANSWER_BYTES
 from engine_server.requests.pooling_params import PoolingParams
 from engine_server.server.api.pooling.vectors import reserve_answer
 from engine_server.server.http.errors import ApiError

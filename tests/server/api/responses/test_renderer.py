@@ -8,7 +8,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from engine_server.contract.errors import ErrorCode
+from engine_server.contract.wire.errors import ErrorCode
 from engine_server.engine.output.token_texts import TokenTexts
 from engine_server.requests.logprobs import Logprob
 from engine_server.server.api.responses.body import RequestEcho

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from engine_server.contract.python_module import module_command
+from engine_server.contract.base.python_module import module_command
 from engine_server.model_sources import store
 from engine_server.server.conversation.derivation.derive import NotDerived
 from engine_server.server.conversation.derivation.facts import TemplateFacts, facts_of, probes_of

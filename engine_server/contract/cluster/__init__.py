@@ -1,0 +1,1 @@
+"""What operator, router, engine and `fairlead up` agree on about deployments and their pods."""

@@ -1,0 +1,1 @@
+"""What router and engine server say to each other and to their clients over HTTP."""
