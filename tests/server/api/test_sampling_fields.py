@@ -1,9 +1,13 @@
 """Fields of requests that are parameters of the engine: each arrives there."""
 
+import ast
 import json
+from pathlib import Path
 
 import pytest
+from field_tables import treatments
 
+from engine_server import server
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.sampling_params import SamplingParams
 from engine_server.server.api.chat.request import ChatRequest
@@ -11,6 +15,7 @@ from engine_server.server.api.completions import CompletionRequest
 from engine_server.server.api.generation_request import GenerationRequest, parse_request
 from engine_server.server.api.messages.request import MessagesRequest
 from engine_server.server.api.responses.request import ResponsesRequest
+from engine_server.server.generation.response_format import FIELDS as GRAMMAR_FIELDS
 from engine_server.server.http.errors import ApiError
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -85,3 +90,24 @@ def test_a_beam_search_takes_the_fields_that_are_marked_and_no_others(name: str)
         assert name not in taken, error
     else:
         assert name in taken
+
+
+def names_read() -> set[str]:
+    """Return the names of all attributes that the server reads, and of the fields of a grammar."""
+    found = set(GRAMMAR_FIELDS)
+    for file in Path(server.__path__[0]).rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                found.add(node.attr)
+    return found
+
+
+@pytest.mark.parametrize("kind", BODIES, ids=lambda kind: kind.__name__)
+def test_each_supported_field_is_a_parameter_of_the_engine_or_read_by_the_server(
+    kind: type[GenerationRequest],
+) -> None:
+    treated = treatments(kind)
+    fields = kind.model_fields.items()
+    supported = {name for name, field in fields if treated[field.alias or name] == "supported"}
+
+    assert supported - set(kind.sampling_fields()) - names_read() == set()
