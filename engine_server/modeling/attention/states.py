@@ -38,10 +38,11 @@ class Recurrence(ABC):
     def begin(self, inputs: StepInputs) -> None:
         """Prepare a forward of a step's sequences."""
         sources, targets = self._places(inputs)
-        self.sequences = torch.from_numpy(
-            np.array([inputs.starts, inputs.lengths, sources, targets], np.int64)
-        )
-        self.starts, self.lengths = self.sequences[0].tolist(), self.sequences[1].tolist()
+        columns = np.array([inputs.starts, inputs.lengths, sources, targets], np.int64)
+        self.starts, self.lengths = columns[0].tolist(), columns[1].tolist()
+        self.sequences = torch.from_numpy(columns)
+        # The slots before and after, on the states' device.
+        self._moved: Tensor | None = None
         self._site = -1
 
     def end(self) -> None:
@@ -55,13 +56,20 @@ class Recurrence(ABC):
 
     def read(self, states: Tensor) -> Tensor:
         """Return what a site keeps of the tokens before each sequence's, [sequences, *shape]: zeros at its start."""
-        sources = self.sequences[2].to(states.device)
+        sources, _ = self._slots_on(states.device)
         found = states.index_select(0, sources.clamp(min=0))
         return found.masked_fill_((sources < 0).view(-1, *[1] * (states.dim() - 1)), 0)
 
     def write(self, states: Tensor, after: Tensor) -> None:
         """Keep at a site what follows each sequence's tokens, [sequences, *shape]."""
-        states.index_copy_(0, self.sequences[3].to(states.device), after.to(states.dtype))
+        _, targets = self._slots_on(states.device)
+        states.index_copy_(0, targets, after.to(states.dtype))
+
+    def _slots_on(self, device: torch.device) -> Tensor:
+        """Return the slots before and after, copied to the states' device once in a step."""
+        if self._moved is None:
+            self._moved = self.sequences[2:].to(device)
+        return self._moved
 
     @abstractmethod
     def _places(self, inputs: StepInputs) -> tuple[IntArray, IntArray]:
