@@ -23,7 +23,9 @@ from engine_server.shared.hosts import Hosts
 FORWARDED = frozenset(path.encode() for path in MODEL_PATHS)
 MODELS = b"/v1/models"
 ONE_MODEL = b"/v1/models/"
-PROBES = (b"/health", b"/ready")
+# Health checks of load balancers that know no other path get an empty answer from it.
+ROOT = b"/"
+PROBES = (ROOT, b"/health", b"/ready")
 OWN_PAGES = (*PROBES, MODELS)
 # Returns "ready", or a word for the reason why not.
 Readiness = Callable[[], str]
@@ -119,7 +121,9 @@ class Application:
             raise error
 
     def _probe(self, path: bytes) -> tuple[int, bytes]:
-        """Return status and JSON body of a page that is neither counted nor logged."""
+        """Return status and body, JSON or nothing, of a page that is neither counted nor logged."""
+        if path == ROOT:
+            return 200, b""
         if path == b"/health":
             return 200, b'{"status":"ok"}'
         status = self._readiness()

@@ -77,9 +77,25 @@ def test_spread_without_a_selector_is_over_the_components_own_pods(render: Rende
     manifests = render(operator={"topologySpreadConstraints": [constraint, own]})
     chosen = find(manifests, "Deployment", "fairlead-operator")["spec"]["selector"]
     assert pod_of(manifests, "operator")["spec"]["topologySpreadConstraints"] == [
-        {**constraint, "labelSelector": chosen},
+        {**constraint, "labelSelector": chosen, "matchLabelKeys": ["pod-template-hash"]},
         own,
     ]
+
+
+@pytest.mark.parametrize("component", ["operator", "router"])
+def test_autoscaler_of_nodes_may_remove_pods_whose_only_local_volume_is_scratch(
+    component: str, render: Render
+) -> None:
+    name = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
+    manifests = render(**{component: {"podAnnotations": {"a": "b"}}})
+    assert pod_of(manifests, component)["metadata"]["annotations"].items() >= {name: "tmp", "a": "b"}.items()
+    volumes = pod_of(manifests, component)["spec"]["volumes"]
+    assert [volume["name"] for volume in volumes if "emptyDir" in volume] == ["tmp"]
+
+
+@pytest.mark.parametrize("component", ["operator", "router"])
+def test_pods_get_no_variables_of_services(component: str, render: Render) -> None:
+    assert pod_of(render(), component)["spec"]["enableServiceLinks"] is False
 
 
 def test_budgets_let_one_pod_be_evicted_and_never_keep_a_broken_one(render: Render) -> None:

@@ -67,7 +67,8 @@ async def test_own_errors_of_other_apis_have_no_id_of_anthropics(start_router):
     [
         ("GET", "/nope", 404, None),
         ("HEAD", "/nope", 404, None),
-        ("POST", "/", 404, None),
+        ("POST", "/", 405, "GET, HEAD, OPTIONS"),
+        ("HEAD", "/", 200, None),
         ("GET", "/v1/chat/completions", 405, "POST, OPTIONS"),
         ("DELETE", "/v1/models", 405, "GET, HEAD, OPTIONS"),
         ("POST", "/health", 405, "GET, HEAD, OPTIONS"),
@@ -82,6 +83,12 @@ async def test_answers_unknown_paths_and_wrong_methods(start_router, method, pat
             assert response.headers.get("Allow") == allow
             body = await response.read()
     assert (body == b"") == (method == "HEAD")
+
+
+async def test_root_is_an_empty_page_for_load_balancers_that_check_no_other(start_router):
+    router = await start_router()
+    async with router.session.get(router.url + "/") as response:
+        assert (response.status, await response.read()) == (200, b"")
 
 
 @pytest.mark.parametrize("path", sorted(MODEL_PATHS))
@@ -112,7 +119,6 @@ async def test_forwards_every_model_path_of_the_engine_server(start_engine, star
         "/v1/completions#a",
         "/sleep",
         "/v1/",
-        "*",
     ],
 )
 async def test_other_paths_and_other_spellings_of_paths_are_unknown(start_engine, start_router, target):

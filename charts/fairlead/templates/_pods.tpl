@@ -11,11 +11,18 @@
 {{- merge (include "fairlead.selector" . | fromYaml) (index . 0).Values.commonLabels $values.podLabels | toYaml }}
 {{- end }}
 
+{{/* The annotations of a component's pods, as (list $ "router"). The cluster autoscaler may remove their nodes: the volume `tmp` holds nothing to keep. */}}
+{{- define "fairlead.podAnnotations" -}}
+{{- $scratch := dict "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes" "tmp" }}
+{{- merge (deepCopy (index (index . 0).Values (index . 1)).podAnnotations) $scratch | toYaml }}
+{{- end }}
+
 {{/* The account, the security context and the placement of a component's pods, as (list $ "router"). */}}
 {{- define "fairlead.podSettings" -}}
 {{- $root := index . 0 }}
 {{- $values := index $root.Values (index . 1) -}}
 serviceAccountName: {{ include "fairlead.serviceAccountName" . }}
+enableServiceLinks: false
 {{- with $root.Values.imagePullSecrets }}
 imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end }}
@@ -35,10 +42,11 @@ tolerations: {{- toYaml . | nindent 2 }}
 affinity: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with $values.topologySpreadConstraints }}
-{{- $selector := dict "labelSelector" (dict "matchLabels" (include "fairlead.selector" $ | fromYaml)) }}
+{{- /* Pods of each ReplicaSet are spread by themselves, or those of an update count those that they replace. */}}
+{{- $own := dict "labelSelector" (dict "matchLabels" (include "fairlead.selector" $ | fromYaml)) "matchLabelKeys" (list "pod-template-hash") }}
 topologySpreadConstraints:
 {{- range . }}
-  - {{- ternary . (merge (deepCopy .) $selector) (hasKey . "labelSelector") | toYaml | nindent 4 }}
+  - {{- ternary . (merge (deepCopy .) $own) (hasKey . "labelSelector") | toYaml | nindent 4 }}
 {{- end }}
 {{- end }}
 {{- end }}
