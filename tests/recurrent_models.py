@@ -8,6 +8,9 @@ import torch
 import transformers
 from tiny_models import TINY
 
+from engine_server import EngineArgs, LLMEngine, SamplingParams
+from engine_server.core.scheduling.scheduler import Scheduler
+
 DELTA = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
     "layer_types": ["linear_attention", "linear_attention", "full_attention"], "num_hidden_layers": 3,
@@ -49,6 +52,8 @@ SIZES = TINY | {
 # How far the logit of a token may be below the greatest, in standard deviations of the logits.
 TIE = 5e-4
 
+PROMPTS = [[(7 * place + length) % 60 + 2 for place in range(length)] for length in (1, 3, 7, 17, 24, 40)]
+
 
 def save_recurrent(name: str, folder: Path, **settings: Any) -> Any:
     """Save a tiny model, whose states last for many tokens, and return it."""
@@ -72,3 +77,28 @@ def check_greedy(model: Any, prompt: Sequence[int], output: Sequence[int]) -> No
     chosen = logits.gather(1, torch.tensor(output)[:, None])[:, 0]
     below = (logits.max(-1).values - chosen) / logits.std(-1)
     assert below.max() <= TIE, f"{output} are not the likeliest tokens after {prompt}: {below.tolist()}"
+
+
+def start(folder: Path, **options: Any) -> LLMEngine:
+    settings = {"num_gpu_blocks_override": 40, "max_model_len": 128} | options
+    return LLMEngine.from_engine_args(
+        EngineArgs(
+            model=str(folder), dtype="float32", skip_tokenizer_init=True, disable_log_stats=True, **settings
+        )
+    )
+
+
+def ask(engine: LLMEngine, name: str, prompt: Sequence[int], **params: Any) -> None:
+    options = {"temperature": 0, "max_tokens": 10, "ignore_eos": True, "detokenize": False} | params
+    engine.add_request(name, {"prompt_token_ids": list(prompt)}, SamplingParams(**options))
+
+
+def scheduler_of(engine: LLMEngine) -> Scheduler:
+    return engine._core.scheduler
+
+
+def check_free(engine: LLMEngine) -> None:
+    """Assert that no request has a block or a state any more."""
+    scheduler = scheduler_of(engine)
+    scheduler.check_integrity()
+    assert all(pool.num_free == pool.num_blocks for pool in scheduler.table.pools)

@@ -3,45 +3,36 @@
 States are slots of a pool: a row reads one and writes one, and those that it leaves behind stay in the prefix cache.
 """
 
-import random
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from recurrent_models import FAMILIES, check_greedy, save_recurrent
+from recurrent_models import (
+    FAMILIES,
+    PROMPTS,
+    ask,
+    check_free,
+    check_greedy,
+    save_recurrent,
+    scheduler_of,
+    start,
+)
 from tiers import tiered
 
-from engine_server import EngineArgs, LLMEngine, RequestOutput, SamplingParams
+from engine_server import LLMEngine, RequestOutput
 from engine_server.core.executor import Executor
-from engine_server.core.scheduling.scheduler import Scheduler
 from engine_server.modeling.attention.states import StateCache
 
 pytestmark = pytest.mark.transformers
 
 NEW_TOKENS = 10
-PROMPTS = [[(7 * place + length) % 60 + 2 for place in range(length)] for length in (1, 3, 7, 17, 24, 40)]
 Finish = Callable[[LLMEngine], dict[str, RequestOutput]]
 by_family = pytest.mark.parametrize(
     "family",
     tiered(FAMILIES, "Qwen3_5ForCausalLM", "Lfm2ForCausalLM", "GraniteMoeHybridForCausalLM", more=FAMILIES),
 )
-
-
-def start(folder: Path, **options: Any) -> LLMEngine:
-    settings = {"num_gpu_blocks_override": 40, "max_model_len": 128} | options
-    return LLMEngine.from_engine_args(
-        EngineArgs(
-            model=str(folder), dtype="float32", skip_tokenizer_init=True, disable_log_stats=True, **settings
-        )
-    )
-
-
-def ask(engine: LLMEngine, name: str, prompt: Sequence[int], **params: Any) -> None:
-    options = {"temperature": 0, "max_tokens": NEW_TOKENS, "ignore_eos": True, "detokenize": False} | params
-    engine.add_request(name, {"prompt_token_ids": list(prompt)}, SamplingParams(**options))
 
 
 def greedy(
@@ -53,22 +44,11 @@ def greedy(
     return [list(last[str(number)].outputs[0].token_ids) for number in range(len(prompts))]
 
 
-def scheduler_of(engine: LLMEngine) -> Scheduler:
-    return engine._core.scheduler
-
-
 def states_of(engine: LLMEngine) -> StateCache:
     executor: Executor = engine._core.executor
     states = executor.first._recurrence
     assert isinstance(states, StateCache)
     return states
-
-
-def check_free(engine: LLMEngine) -> None:
-    """Assert that no request has a block or a state any more."""
-    scheduler = scheduler_of(engine)
-    scheduler.check_integrity()
-    assert all(pool.num_free == pool.num_blocks for pool in scheduler.table.pools)
 
 
 @pytest.fixture(scope="module")
@@ -314,56 +294,6 @@ def test_sleep_frees_the_states(qwen, finish: Finish) -> None:
     engine.wake_up()
     for prompt, output in zip(PROMPTS, greedy(engine, finish, PROMPTS), strict=True):
         check_greedy(model, prompt, output)
-
-
-@pytest.mark.parametrize(
-    ("count", "ranks"),
-    [
-        pytest.param(300, 1, marks=pytest.mark.more),
-        pytest.param(10_000, 1, marks=pytest.mark.thorough),
-        pytest.param(10_000, 2, marks=pytest.mark.thorough),
-    ],
-)
-def test_mixed_requests_all_end_and_free_their_blocks_and_states(
-    count: int, ranks: int, qwen, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, model = qwen
-    engine = start(
-        folder, max_num_seqs=6, num_state_slots=9, max_num_batched_tokens=24, num_gpu_blocks_override=30,
-        tensor_parallel_size=ranks, device="cpu",
-    )  # fmt: skip
-    executor, choices = engine._core.executor, random.Random(count)
-    compute = executor.forward
-
-    def fails_at_times(*given: Any, **options: Any) -> Any:
-        if choices.random() < 0.01:
-            raise RuntimeError("a step that fails")
-        return compute(*given, **options)
-
-    monkeypatch.setattr(executor, "forward", fails_at_times)
-    running: dict[str, list[int]] = {}
-    ended: Counter[str] = Counter()
-    for number in range(count):
-        beginning = PROMPTS[choices.randrange(len(PROMPTS))]
-        prompt = [*beginning, *choices.choices(range(2, 60), k=choices.randrange(1, 30))]
-        running[str(number)] = prompt
-        ask(engine, str(number), prompt, max_tokens=choices.randrange(1, 20), n=choices.choice([1, 1, 2]))
-        if choices.random() < 0.05:
-            gone = choices.choice(list(running))
-            engine.abort_request([gone])
-            del running[gone]
-            ended["abort"] += 1
-        while len(running) >= 12 or (number == count - 1 and running):
-            for output in engine.step():
-                if output.finished:
-                    prompt = running.pop(output.request_id)
-                    reason = str(output.outputs[0].finish_reason)
-                    ended[reason] += 1
-                    if reason == "length" and ended[reason] % 50 == 1:
-                        check_greedy(model, prompt, list(output.outputs[0].token_ids))
-    assert ended.total() == count
-    assert ended["length"] > count // 2 and ended["error"] and ended["abort"]
-    check_free(engine)
 
 
 @pytest.mark.parametrize("family", tiered(FAMILIES, "Qwen3_5ForCausalLM", more=FAMILIES))
