@@ -33,43 +33,44 @@ class Recurrence(ABC):
 
     # Of the running forward, int64 [4, sequences] on the CPU: the first token, the number of tokens, the slot of the
     # state before them (-1: zeros), and the slot of the state after them.
-    sequences = torch.empty((4, 0), dtype=torch.int64)
+    sequences: Tensor
 
     def begin(self, inputs: StepInputs) -> None:
-        """Prepare a forward of a step's sequences."""
+        """Begin a forward of a step's sequences."""
+        self._inputs: StepInputs | None = inputs
+        self._site = -1
+
+    def end(self) -> None:
+        """Forget a step's inputs."""
+        self._inputs = None
+
+    def site(self, shape: StateShape, device: torch.device) -> Tensor:
+        """Return the states of the next site, [slots, *shape]."""
+        self._site += 1
+        if self._site == 0:
+            self._prepare(device)
+        return self._states(self._site, shape, device)
+
+    def _prepare(self, device: torch.device) -> None:
+        """Take the sequences from the step's inputs, at its first site: a model with attention alone has none."""
+        inputs = self._inputs
+        assert inputs is not None, "no forward is running"
         sources, targets = self._places(inputs)
         columns = np.array([inputs.starts, inputs.lengths, sources, targets], np.int64)
         self.starts, self.lengths = columns[0].tolist(), columns[1].tolist()
         self.sequences = torch.from_numpy(columns)
         # The slots before and after, on the states' device.
-        self._moved: Tensor | None = None
-        self._site = -1
-
-    def end(self) -> None:
-        """Forget a step's inputs."""
-        self.sequences = self.sequences[:, :0]
-
-    def site(self, shape: StateShape, device: torch.device) -> Tensor:
-        """Return the states of the next site, [slots, *shape]."""
-        self._site += 1
-        return self._states(self._site, shape, device)
+        self._slots_there = self.sequences[2:].to(device)
 
     def read(self, states: Tensor) -> Tensor:
         """Return what a site keeps of the tokens before each sequence's, [sequences, *shape]: zeros at its start."""
-        sources, _ = self._slots_on(states.device)
+        sources = self._slots_there[0]
         found = states.index_select(0, sources.clamp(min=0))
         return found.masked_fill_((sources < 0).view(-1, *[1] * (states.dim() - 1)), 0)
 
     def write(self, states: Tensor, after: Tensor) -> None:
         """Keep at a site what follows each sequence's tokens, [sequences, *shape]."""
-        _, targets = self._slots_on(states.device)
-        states.index_copy_(0, targets, after.to(states.dtype))
-
-    def _slots_on(self, device: torch.device) -> Tensor:
-        """Return the slots before and after, copied to the states' device once in a step."""
-        if self._moved is None:
-            self._moved = self.sequences[2:].to(device)
-        return self._moved
+        states.index_copy_(0, self._slots_there[1], after.to(states.dtype))
 
     @abstractmethod
     def _places(self, inputs: StepInputs) -> tuple[IntArray, IntArray]:
