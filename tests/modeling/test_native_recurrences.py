@@ -13,6 +13,7 @@ from torch import Tensor
 
 from engine_server.modeling.attention.states import StepRecurrence
 from engine_server.modeling.recurrence import delta_rule, state_space
+from engine_server.modeling.recurrence.convolution import Filter
 from engine_server.modeling.recurrence.native import NativeConvolution, NativeDeltaRule, NativeStateSpace
 
 pytestmark = [pytest.mark.usefixtures("level"), needs_kernels]
@@ -120,7 +121,7 @@ def convolution(
         [rows],
         torch.randn(SLOTS, taps - 1, channels).to(dtype),
         lambda recurrence, states, tokens: NativeConvolution(refused).continued(
-            recurrence, states, tokens[0], weight, bias, activation
+            recurrence, states, tokens[0], Filter(weight, bias, activation)
         ),
         step,
     )

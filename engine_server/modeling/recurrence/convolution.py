@@ -1,6 +1,6 @@
 """Causal convolution of each channel, over the tokens of a flat batch."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from engine_server.modeling.recurrence.function import RecurrentFunction
 
 
 class Convolution(RecurrentFunction):
-    """In place of a function that takes a sequence from zeros or a state."""
+    """A convolution of each channel, in place of transformers'."""
 
     replaces = "causal_conv1d_fn"
 
@@ -31,18 +31,12 @@ class Convolution(RecurrentFunction):
         # A sequence's state is its last K - 1 inputs, zeros before its first.
         states = recurrence.site(StateShape((width - 1, channels), hidden_states.dtype), weight.device)
         inputs = hidden_states[0].t()
-        return self.continued(recurrence, states, inputs, weight, bias, activation).t().unsqueeze(0)
+        taps = Filter(weight, bias, activation)
+        return self.continued(recurrence, states, inputs, taps).t().unsqueeze(0)
 
-    def continued(
-        self,
-        recurrence: Recurrence,
-        states: Tensor,
-        inputs: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        activation: str | None,
-    ) -> Tensor:
+    def continued(self, recurrence: Recurrence, states: Tensor, inputs: Tensor, taps: "Filter") -> Tensor:
         """Continue the sequences of inputs [T, channels] from their states [slots, K - 1, channels]."""
+        weight, bias, activation = taps
         tails, kept = recurrence.read(states), weight.shape[1] - 1
         parts = torch.split(inputs, list(recurrence.lengths))
         extended = [torch.cat(pair) for pair in zip(tails, parts, strict=True)]
@@ -52,6 +46,17 @@ class Convolution(RecurrentFunction):
         else:
             output = torch.cat([convolved(one.to(weight.dtype), weight, bias) for one in extended])
         return (output if activation is None else ACT2FN[activation](output)).to(inputs.dtype)
+
+
+class Filter(NamedTuple):
+    """The parameters of a convolution."""
+
+    # [channels, K]
+    weight: Tensor
+    # [channels]
+    bias: Tensor | None
+    # The name, in transformers, of the function of the results.
+    activation: str | None
 
 
 def convolved(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -16,7 +16,7 @@ EPSILON = 1e-6
 
 
 class DeltaRule(RecurrentFunction):
-    """In place of a function that takes a sequence from zeros or a state."""
+    """A gated delta rule, in place of transformers'."""
 
     replaces = "torch_chunk_gated_delta_rule"
 

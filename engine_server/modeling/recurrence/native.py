@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from engine_server.modeling.attention.states import Recurrence
+from engine_server.modeling.native.activation import softplus
 from engine_server.modeling.native.library import DTYPES, VECTOR, address, kernels
 from engine_server.modeling.recurrence import delta_rule, state_space
-from engine_server.modeling.recurrence.convolution import Convolution
+from engine_server.modeling.recurrence.convolution import Convolution, Filter
 from engine_server.modeling.recurrence.delta_rule import DeltaRule
 from engine_server.modeling.recurrence.state_space import Rule, StateSpace
 
@@ -17,30 +18,18 @@ from engine_server.modeling.recurrence.state_space import Rule, StateSpace
 ACTIVATIONS = (None, "silu", "swish")
 
 
-# The number of this function in the kernel `activate`.
-SOFTPLUS = 6
-
-
 class NativeConvolution(Convolution):
     """A convolution by the kernel `convolve`."""
 
-    def continued(
-        self,
-        recurrence: Recurrence,
-        states: Tensor,
-        inputs: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        activation: str | None,
-    ) -> Tensor:
-        dtype = inputs.dtype
+    def continued(self, recurrence: Recurrence, states: Tensor, inputs: Tensor, taps: Filter) -> Tensor:
+        (weight, bias, activation), dtype = taps, inputs.dtype
         if not fits(inputs, weight.shape[:1]) or weight.dtype != dtype or activation not in ACTIVATIONS:
-            return super().continued(recurrence, states, inputs, weight, bias, activation)
-        inputs, taps = as_tokens(inputs), weight.t().contiguous()
+            return super().continued(recurrence, states, inputs, taps)
+        inputs, by_tap = as_tokens(inputs), weight.t().contiguous()
         out = torch.empty(inputs.shape, dtype=dtype)
         kernels().convolve(
             dtype == torch.bfloat16, activation is not None, out.data_ptr(), inputs.data_ptr(), inputs.stride(0),
-            taps.data_ptr(), address(bias), states.data_ptr(), *sequences(recurrence), *weight.shape,
+            by_tap.data_ptr(), address(bias), states.data_ptr(), *sequences(recurrence), *weight.shape,
         )  # fmt: skip
         return out
 
@@ -95,15 +84,6 @@ def fits(values: Tensor, sizes: torch.Size) -> bool:
 def as_tokens(values: Tensor) -> Tensor:
     """Return values [T, ...] in which the elements of a token follow each other, copied only if necessary."""
     return values if values[:1].is_contiguous() else values.contiguous()
-
-
-def softplus(values: Tensor) -> Tensor:
-    """Return log(1 + e^x) of each value, with bits that don't depend on its place."""
-    out, values = torch.empty_like(values, memory_format=torch.contiguous_format), values.contiguous()
-    kernels().activate(
-        values.dtype == torch.bfloat16, SOFTPLUS, out.data_ptr(), values.data_ptr(), values.numel()
-    )
-    return out
 
 
 def sequences(recurrence: Recurrence) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from engine_server.modeling.recurrence.function import RecurrentFunction
 
 
 class StateSpace(RecurrentFunction):
-    """In place of a function that takes a sequence from zeros or a state."""
+    """A state space, in place of transformers'."""
 
     replaces = "mamba2_chunk_scan"
 

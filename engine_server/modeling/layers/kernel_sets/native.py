@@ -3,7 +3,7 @@
 Inputs that a kernel doesn't support (another dtype, rows that don't fill vectors) are computed by plain torch.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine_server.modeling.layers.kernel_sets import plain as plain_torch
-from engine_server.modeling.layers.kernel_sets.kernel_set import Activation, Gate, KernelSet, Rotation
+from engine_server.modeling.layers.kernel_sets.kernel_set import Gate, KernelSet, Rotation
 from engine_server.modeling.layers.routed_experts import RoutedExperts
+from engine_server.modeling.native.activation import ACTIVATIONS, activate
 from engine_server.modeling.native.library import DTYPES, VECTOR, address, kernels
 from engine_server.modeling.recurrence.native import NativeConvolution, NativeDeltaRule, NativeStateSpace
 
@@ -52,28 +53,6 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
         x.dtype == torch.bfloat16, out.data_ptr(), x.data_ptr(), weight.data_ptr(), address(bias), x.numel() // dim,
         dim, eps,
     )  # fmt: skip
-    return out
-
-
-# By the number that the kernel takes, torch's function for inputs that it doesn't support.
-ACTIVATIONS: Sequence[Activation] = (
-    F.gelu,
-    partial(F.gelu, approximate="tanh"),
-    lambda x: x * torch.sigmoid(1.702 * x),
-    F.relu,
-    F.silu,
-    torch.tanh,
-    F.softplus,
-)
-
-
-def activate(kind: int, x: Tensor) -> Tensor:
-    """Return an activation of ACTIVATIONS of each element."""
-    if x.dtype not in DTYPES:
-        return ACTIVATIONS[kind](x)
-    x = x.contiguous()
-    out = torch.empty_like(x)
-    kernels().activate(x.dtype == torch.bfloat16, kind, out.data_ptr(), x.data_ptr(), x.numel())
     return out
 
 
