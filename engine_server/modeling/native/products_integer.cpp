@@ -20,8 +20,7 @@ namespace {
 constexpr int BLOCK = 32;                      // outputs whose weights are interleaved
 constexpr int LINE = 4 * BLOCK;                // bytes: the codes of four inputs, or of two times four with 4 bits
 constexpr int VECTORS = 2, WIDTH = VECTORS * LANES;  // of a tile's outputs
-constexpr int TILE = REGISTERS == 32 ? 12 : 6;       // rows whose sums of a group stay in registers
-constexpr int STORED_TILE = TILE * 2 / 3;            // the same while codes are unpacked in registers
+constexpr int TILE = 6;                        // rows whose sums stay in registers, with their results if there are 32
 constexpr int AHEAD = 2048;                    // bytes from a load to its prefetch
 constexpr int64_t VALUES_IN_CACHE = 1 << 18;   // bytes of rows that are multiplied by all weights: half of an L2 cache
 constexpr int64_t WORTH_QUANTISING = 1 << 14;  // elements that are worth a second thread
@@ -30,8 +29,12 @@ constexpr int64_t WORTH_QUANTISING = 1 << 14;  // elements that are worth a seco
 #ifdef __AMX_INT8__
 constexpr int64_t FEW = TILE_ROWS - 1;
 #else
-constexpr int64_t FEW = 16;
+constexpr int64_t FEW = REGISTERS == 32 ? 64 : 16;
 #endif
+
+// Rows of such a tile.
+template <int BITS>
+constexpr int STORED_TILE = REGISTERS == 16 ? 4 : BITS == 4 ? 8 : 6;
 
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 constexpr bool VNNI = true;
@@ -247,7 +250,7 @@ inline ints total_of(halves sums) { return add_pairs(sums, halves{} + 1); }
 
 // The sums of products of one group of ROWS rows, whose codes begin at step `first`.
 template <int BITS, int GROUP, int ROWS, typename Codes>
-    requires(ROWS <= TILE)
+    requires(ROWS <= std::max(TILE, STORED_TILE<BITS>))
 inline void multiply_group(ints (&totals)[ROWS][VECTORS], const Codes& codes, int64_t first, const Code<BITS>* values,
                            int64_t stride) {
     constexpr int STEPS = GROUP / INPUTS<BITS>;
@@ -370,7 +373,7 @@ void multiply_rows(const Job& job, int64_t rows) {
     if (rows <= FEW)
         return for_outputs_in_parallel(weight.out, BLOCK, WIDTH, worth_threads, [&](int64_t output) {
             const Stored<BITS> codes(weight, output);
-            for_row_tiles<STORED_TILE>(rows, [&]<int ROWS>(int64_t row, std::integral_constant<int, ROWS>) {
+            for_row_tiles<STORED_TILE<BITS>>(rows, [&]<int ROWS>(int64_t row, std::integral_constant<int, ROWS>) {
                 multiply_tile<BITS, GROUP, SHARED, MINIMA, ROWS>(job, codes, row, output);
             });
         });
