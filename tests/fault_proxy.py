@@ -1,6 +1,7 @@
 """A proxy in front of the API server that answers wrongly, late or not at all."""
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -23,6 +24,15 @@ REFRAMED = {"content-length", "transfer-encoding", "connection"}
 def status(code: int, headers: dict[str, str] | None = None) -> web.Response:
     body = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": "a fault"}
     return web.json_response(body, status=code, headers=headers)
+
+
+async def expired_watch(request: web.Request) -> web.StreamResponse:
+    """Answer a watch with the error that a resource version is too old."""
+    response = web.StreamResponse()
+    await response.prepare(request)
+    error = {"kind": "Status", "apiVersion": "v1", "code": 410, "reason": "Expired", "message": "too old"}
+    await response.write(json.dumps({"type": "ERROR", "object": error}).encode() + b"\n")
+    return response
 
 
 def is_watch(request: web.Request) -> bool:

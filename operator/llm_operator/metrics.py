@@ -55,6 +55,12 @@ WATCH_AGE = Gauge(
     ["resource", "namespace"],
     registry=REGISTRY,
 )
+RELIST_FOUND = Counter(
+    "fairlead_operator_relist_found",
+    "Objects whose change or deletion a relist found before a watch reported it.",
+    ["kind"],
+    registry=REGISTRY,
+)
 NOT_KEPT = Gauge(
     "fairlead_operator_objects_not_kept",
     "Objects of a namespace that are read again at each look, since it has more than the operator keeps.",

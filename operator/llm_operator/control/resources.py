@@ -38,8 +38,10 @@ CHILDREN = {
     ("networking.k8s.io/v1", "NetworkPolicy"): Resource("networking.k8s.io", "v1", "networkpolicies"),
 }
 CHILD_KINDS = {resource: kind for kind, resource in CHILDREN.items()}
-# The kinds that are listed and watched. All but LLMDeployments carry the label of the one that they belong to.
-WATCHED = (LLMDEPLOYMENTS, *CHILDREN.values(), REPLICA_SETS, PODS)
+# The kinds whose objects carry the label of the LLMDeployment that they belong to.
+OWNED = (*CHILDREN.values(), REPLICA_SETS, PODS)
+# The kinds that are listed and watched.
+WATCHED = (LLMDEPLOYMENTS, *OWNED)
 
 
 def child_path(namespace: str, key: ChildKey, name: str | None = None) -> str:

@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from fault_proxy import Call, Fault, FaultProxy, is_watch, status
+from fault_proxy import Call, Fault, FaultProxy, expired_watch, is_watch, status
 from llm_operator.control import api_errors, cluster, lease
 from llm_operator.control.resources import WATCHED
 from llm_operator.control.watching import informer
@@ -135,14 +134,7 @@ async def gateway_timeout(request: web.Request) -> web.StreamResponse | None:
 
 
 async def compaction(request: web.Request) -> web.StreamResponse | None:
-    """Answer a watch with the error that a resource version is too old."""
-    if not is_watch(request):
-        return None
-    response = web.StreamResponse()
-    await response.prepare(request)
-    error = {"kind": "Status", "apiVersion": "v1", "code": 410, "reason": "Expired", "message": "too old"}
-    await response.write(json.dumps({"type": "ERROR", "object": error}).encode() + b"\n")
-    return response
+    return await expired_watch(request) if is_watch(request) else None
 
 
 @pytest.mark.usefixtures("short_outages")

@@ -5,6 +5,7 @@ import logging
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -12,21 +13,21 @@ from typing import Any
 
 import kopf
 
-from llm_operator import metrics
+from llm_operator import handlers, metrics
 from llm_operator.control.api_errors import FAILURES, describe, is_missing, outage_seconds
 from llm_operator.control.cluster import REQUEST_SECONDS, Access, Cluster
 from llm_operator.control.queue import WorkQueue
-from llm_operator.control.resources import LLMDEPLOYMENTS, PODS, WATCHED, Resource
-from llm_operator.control.tracing import Watch, counting, following
+from llm_operator.control.resources import LLMDEPLOYMENTS, OWNED, PODS, WATCHED, Resource
+from llm_operator.control.tracing import Watch
 from llm_operator.control.turns import Priority
-from llm_operator.control.watching import handlers
 from llm_operator.control.watching.pages import Pages
 from llm_operator.control.watching.relist import Relist
+from llm_operator.control.watching.sessions import Sessions
 from llm_operator.control.watching.store import Store
 from llm_operator.settings import Settings
 
 # LLMDeployments are listed last: once one is known, so is all that belongs to it.
-ALL = (*WATCHED[1:], LLMDEPLOYMENTS)
+ALL = (*OWNED, LLMDEPLOYMENTS)
 # Pods are many, and their watch loses no more than others: every fifth relist lists them too.
 ALL_BUT_PODS = tuple(resource for resource in ALL if resource != PODS)
 PODS_EVERY = 5
@@ -84,7 +85,7 @@ class Informer:
         while not stop.is_set():
             pause: float = RETRY_SECONDS
             try:
-                await self.relist(ALL)
+                await self.list_kinds(ALL)
                 self.note_missing(None)
                 self.tried.set()
                 await self.follow(stop)
@@ -120,10 +121,9 @@ class Informer:
 
     async def watch(self, stop: asyncio.Event) -> None:
         """Watch with kopf until `stop` is set, kopf gives up, or it makes no call to open a watch."""
-        traces = (counting(), following(self.watches))
+        sessions = Sessions(self.configuration, self.pages, self.watches)
         tasks = await kopf.spawn_tasks(
-            registry=handlers.registry(self.store, self.queue, self.configuration, self.pages, traces),
-            settings=handlers.settings(self.settings.watch_silence_seconds),
+            memo=handlers.Memo(self.store, self.queue, sessions, self.settings.watch_silence_seconds),
             clusterwide=not self.namespace,
             namespaces=[self.namespace] if self.namespace else [],
             standalone=True,
@@ -171,9 +171,9 @@ class Informer:
                 await asyncio.wait_for(self.is_stale.wait(), pause)
             try:
                 relists += 1
-                await self.relist(
-                    ALL if relists % PODS_EVERY == 0 or self.is_stale.is_set() else ALL_BUT_PODS
-                )
+                kinds = ALL if relists % PODS_EVERY == 0 or self.is_stale.is_set() else ALL_BUT_PODS
+                for kind, found in (await self.list_kinds(kinds)).items():
+                    metrics.RELIST_FOUND.labels(kind.plural).inc(found)
                 pause = self.settings.relist_seconds
                 if self.is_stale.is_set():
                     self.is_stale.clear()
@@ -186,14 +186,20 @@ class Informer:
                 await asyncio.sleep(seconds_after(error))
                 pause = 0
 
-    async def relist(self, resources: Sequence[Resource]) -> None:
-        """List kinds, and queue what has changed without a watch's report. Raises `api_errors.FAILURES`."""
+    async def list_kinds(self, kinds: Sequence[Resource]) -> Counter[Resource]:
+        """List kinds, and queue what has changed without a watch's report; return the number of such objects by kind.
+
+        Raises `api_errors.FAILURES`.
+        """
         lister = Relist(self.cluster, self.store, self.namespace, self.pages)
-        for resource in resources:
-            async for affected in lister.run(resource):
+        found: Counter[Resource] = Counter()
+        for kind in kinds:
+            async for affected in lister.run(kind):
+                found[kind] += 1
                 for key in affected:
                     self.queue.add(key, Priority.RELIST)
         self.listed_at = time.monotonic()
+        return found
 
 
 def seconds_after(error: Exception) -> float:

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from fault_proxy import FaultProxy, status
+from fault_proxy import FaultProxy, expired_watch, is_watch, status
 from kubernetes.aio.client import ApiClient
 from llm_operator.control import cluster as clusters
 from llm_operator.control.cluster import Cluster, load_configuration
 from llm_operator.control.queue import WorkQueue
 from llm_operator.control.resources import CHILDREN, LLMDEPLOYMENTS, PODS, WATCHED
 from llm_operator.control.turns import Priority
-from llm_operator.control.watching import handlers, pages, shallow_response
 from llm_operator.control.watching import informer as informers
+from llm_operator.control.watching import kopf_settings, pages, sessions, shallow_response
 from llm_operator.control.watching.informer import Informer
 from llm_operator.control.watching.pages import Pages
 from llm_operator.control.watching.relist import Relist
@@ -133,7 +133,7 @@ async def test_what_a_relist_finds_waits_for_events_and_edits(
     world: Any, store: Store, proxied: tuple[FaultProxy, Informer]
 ) -> None:
     _, informer = proxied
-    await informer.relist([CONFIG_MAPS])
+    await informer.list_kinds([CONFIG_MAPS])
     event, edit = Key("other", "event"), Key("other", "edit")
 
     informer.queue.add(event, Priority.EVENT)
@@ -153,7 +153,7 @@ async def test_pages_grow_while_objects_are_small(world: Any, proxied: tuple[Fau
 
     proxy.fault = record
     for _ in range(5):
-        await informer.relist(WATCHED)
+        await informer.list_kinds(WATCHED)
     stop = asyncio.Event()
     watching = asyncio.create_task(informer.watch(stop))
     await until_async(lambda: all(watch.is_open for watch in informer.watches))
@@ -195,6 +195,45 @@ async def test_large_objects_come_in_small_pages_for_kopf_and_for_relists(
     assert sum("continue" in query for query in queries[1:]) >= 2
 
 
+async def test_an_object_that_was_deleted_while_its_watch_was_expired_is_forgotten_by_a_relist_alone(
+    world: Any, store: Store, proxied: tuple[FaultProxy, Informer]
+) -> None:
+    proxy, informer = proxied
+    deleted = Ref(CONFIG_MAPS, world.namespace, "child-2")
+    expired: list[str] = []
+
+    async def expire(request: web.Request) -> web.StreamResponse | None:
+        if request.path != CONFIG_MAPS.path(world.namespace) or not is_watch(request):
+            return None
+        expired.append(request.query["resourceVersion"])
+        return await expired_watch(request)
+
+    stop = asyncio.Event()
+    watching = asyncio.create_task(informer.watch(stop))
+    await until_async(lambda: informer.store.version(deleted) and all(w.is_open for w in informer.watches))
+    proxy.fault = expire
+    proxy.cut()
+    await until_async(lambda: expired)
+    world.delete("configmap", deleted.name)
+    expired.clear()
+    await until_async(lambda: expired)
+    proxy.fault = None
+    await until_async(lambda: all(watch.is_open for watch in informer.watches))
+    # The watch reports changes again.
+    other = Ref(CONFIG_MAPS, world.namespace, "child-1")
+    version = informer.store.version(other)
+    world.apply(config_map(1, "changed"))
+    await until_async(lambda: informer.store.version(other) > version)
+    assert informer.store.version(deleted)
+
+    found = await informer.list_kinds([CONFIG_MAPS])
+
+    assert found[CONFIG_MAPS] == 1
+    assert not informer.store.version(deleted)
+    stop.set()
+    await watching
+
+
 async def test_of_a_page_that_is_too_large_no_more_is_read_and_fewer_objects_are_asked_for(
     world: Any, proxied: tuple[FaultProxy, Informer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,7 +249,7 @@ async def test_of_a_page_that_is_too_large_no_more_is_read_and_fewer_objects_are
             limits.append(request.query["limit"])
 
     proxy.fault = record
-    await informer.relist([CONFIG_MAPS])
+    await informer.list_kinds([CONFIG_MAPS])
     assert limits[:4] == ["25", "12", "6", "3"]
     assert {ref.name for ref in informer.store.refs(CONFIG_MAPS)} == {f"child-{n}" for n in range(SIZE)}
 
@@ -255,8 +294,8 @@ async def test_a_page_that_does_not_come_in_time_is_asked_for_again_with_fewer_l
 async def test_kopf_asks_for_fewer_llmdeployments_after_a_page_that_did_not_come_in_time(
     world: Any, manifest: Any, proxied: tuple[FaultProxy, Informer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handlers, "REQUEST_SECONDS", 1)
-    monkeypatch.setattr(handlers, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(kopf_settings, "REQUEST_SECONDS", 1)
+    monkeypatch.setattr(kopf_settings, "RETRY_SECONDS", 0.01)
     proxy, informer = proxied
     informer.pages.of(LLMDEPLOYMENTS).limit = 4
     stop = asyncio.Event()
@@ -277,7 +316,7 @@ async def test_kopf_asks_for_fewer_llmdeployments_after_a_page_that_did_not_come
 async def test_each_page_that_kopf_lists_counts_as_progress(
     world: Any, store: Store, proxied: tuple[FaultProxy, Informer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handlers, "KOPF_PAGE_SIZE", 2)
+    monkeypatch.setattr(sessions, "KOPF_PAGE_SIZE", 2)
     proxy, informer = proxied
     (watch,) = (watch for watch in informer.watches if watch.resource == CONFIG_MAPS)
     called_at = [watch.called_at]

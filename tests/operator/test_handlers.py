@@ -6,14 +6,15 @@ from typing import Any
 import kopf
 import pytest
 import yaml
-from llm_operator.control.cluster import load_configuration
+from llm_operator.control.cluster import Access, load_configuration
 from llm_operator.control.queue import WorkQueue
-from llm_operator.control.resources import CHILDREN, LLMDEPLOYMENTS
+from llm_operator.control.resources import CHILDREN, LLMDEPLOYMENTS, Resource
 from llm_operator.control.turns import Priority
-from llm_operator.control.watching import handlers
-from llm_operator.control.watching.handlers import on_event
+from llm_operator.control.watching import kopf_settings, sessions
 from llm_operator.control.watching.pages import Pages
+from llm_operator.control.watching.sessions import Sessions
 from llm_operator.control.watching.store import Ref, Store
+from llm_operator.handlers import Memo
 
 from engine_server.contract.cluster.api import Key
 
@@ -27,18 +28,32 @@ def manifest(name: str, version: int) -> dict[str, Any]:
     return {"metadata": metadata, "spec": {"model": {"uri": "a/b"}}}
 
 
+async def send(resource: Resource, event: dict[str, Any], store: Store, queue: WorkQueue) -> None:
+    """Call kopf's handler for an event of a kind."""
+    memo = Memo(store, queue, Sessions(Access(None), Pages(), ()), watch_silence_seconds=60)
+    named = kopf.Resource(*resource)
+    (handler,) = (
+        handler
+        for handler in kopf.get_default_registry()._watching.get_all_handlers()
+        if handler.selector is not None and handler.selector.check(named)
+    )
+    await handler.fn(event=event, resource=named, memo=memo)  # type: ignore[call-arg, misc]
+
+
 async def test_an_edit_is_taken_before_the_changes_of_children_and_before_a_relist() -> None:
     store, queue = Store(), WorkQueue()
     queue.add(Key("default", "relisted"), Priority.RELIST)
 
-    await on_event(SERVICES, store, queue)(event={"type": "MODIFIED", "object": manifest("child", 1)})
-    await on_event(LLMDEPLOYMENTS, store, queue)(event={"type": "MODIFIED", "object": manifest("edited", 2)})
+    await send(SERVICES, {"type": "MODIFIED", "object": manifest("child", 1)}, store, queue)
+    await send(LLMDEPLOYMENTS, {"type": "MODIFIED", "object": manifest("edited", 2)}, store, queue)
 
     assert [(await queue.take()).name for _ in range(3)] == ["edited", "child", "relisted"]
 
 
 def test_kopf_copies_no_object_to_compare_it_with_a_former_state() -> None:
-    storage = handlers.settings(60).persistence.diffbase_storage
+    settings = kopf.OperatorSettings()
+    kopf_settings.choose(settings, watch_silence_seconds=60)
+    storage = settings.persistence.diffbase_storage
     body = kopf.Body({"metadata": {"name": "a", "labels": {"a": "b"}}, "spec": {"large": [{}] * 1000}})  # type: ignore[typeddict-item]
 
     assert storage.build(body=body) == {}
@@ -49,7 +64,7 @@ async def test_a_deleted_child_leaves_the_store_and_wakes_its_llmdeployment() ->
     store, queue = Store(), WorkQueue()
     store.put(SERVICES, manifest("a", 1))
 
-    await on_event(SERVICES, store, queue)(event={"type": "DELETED", "object": manifest("a", 2)})
+    await send(SERVICES, {"type": "DELETED", "object": manifest("a", 2)}, store, queue)
 
     assert await queue.take() == Key("default", "a")
     assert store.version(Ref(SERVICES, "default", "a")) == 0
@@ -58,7 +73,7 @@ async def test_a_deleted_child_leaves_the_store_and_wakes_its_llmdeployment() ->
 async def test_credentials_are_read_again_when_kopf_asks_for_them_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handlers, "LOGIN_PAUSE_SECONDS", 0)
+    monkeypatch.setattr(sessions, "PAUSE_SECONDS", 0)
     token, kubeconfig = tmp_path / "token", tmp_path / "kubeconfig"
     config = {
         "current-context": "test",
@@ -69,12 +84,12 @@ async def test_credentials_are_read_again_when_kopf_asks_for_them_again(
     kubeconfig.write_text(yaml.safe_dump(config))
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
     token.write_text("first")
-    log_in = handlers.login(await load_configuration(), Pages(), ())
+    opening = Sessions(await load_configuration(), Pages(), ())
 
     sent = []
     for content in ("first", "second"):
         token.write_text(content)
-        access = await log_in()
+        access = await opening.open()
         sent.append(access.aiohttp_session.headers["Authorization"])
         await access.aiohttp_session.close()
 
