@@ -15,10 +15,11 @@ import engine_server.router
 from engine_server.contract.cluster.adapters import WantedAdapters
 from engine_server.contract.cluster.endpoint_slices import EndpointSlice
 from engine_server.contract.cluster.endpoints_file import EndpointsFile
+from engine_server.contract.cluster.paged_list import ListPage
 from engine_server.contract.wire.continuation import RouterFields
 from engine_server.router.callers.keys import KeyEntry
 from engine_server.router.sources.kubernetes.objects import LLMDeployment, Message
-from engine_server.router.sources.kubernetes.watch import Event, Page
+from engine_server.router.sources.kubernetes.watch import Event
 
 # Those that are decoded without a decoder of their own.
 BY_TYPE = (
@@ -29,7 +30,7 @@ BY_TYPE = (
     LLMDeployment,
     EndpointSlice,
     Message,
-    Page,
+    ListPage,
     Event,
 )
 

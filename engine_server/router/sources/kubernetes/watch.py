@@ -3,8 +3,9 @@
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Generic, TypeVar
 
 import aiohttp
@@ -13,7 +14,8 @@ import msgspec
 from engine_server.contract.base.lines import lines
 from engine_server.contract.base.nesting import decode_shallow
 from engine_server.contract.cluster.kubernetes_objects import Identity, Object
-from engine_server.contract.cluster.page_size import AnswerTooLargeError, PageSize, read_bounded
+from engine_server.contract.cluster.page_size import PageSize, read_bounded
+from engine_server.contract.cluster.paged_list import pages
 from engine_server.router.backoff import Backoff
 from engine_server.router.sources.kubernetes.access import Access
 from engine_server.router.sources.kubernetes.objects import Message
@@ -42,20 +44,6 @@ class RefusedError(aiohttp.ClientError):
     """An answer that the collection may not be read or does not exist."""
 
 
-class ListMetadata(msgspec.Struct, rename="camel"):
-    """The metadata of a list."""
-
-    resource_version: str = ""
-    continue_: str = msgspec.field(default="", name="continue")
-
-
-class Page(msgspec.Struct):
-    """One page of a list."""
-
-    metadata: ListMetadata
-    items: list[msgspec.Raw]
-
-
 class Event(msgspec.Struct):
     """One line of a watch."""
 
@@ -63,7 +51,6 @@ class Event(msgspec.Struct):
     object: msgspec.Raw
 
 
-PAGE = msgspec.json.Decoder(Page)
 EVENT = msgspec.json.Decoder(Event)
 HEAD = msgspec.json.Decoder(Object)
 
@@ -134,38 +121,26 @@ class Watch(Generic[T]):
     async def _list(self, session: aiohttp.ClientSession) -> str:
         """List all objects, report the differences, and return the list's version."""
         found: dict[Identity, T] = {}
-        query = dict(self._query)
-        while True:
-            page = await self._page(session, query)
+        version = ""
+        async for page in pages(partial(self._page, session), self._query, self._size):
+            version = page.metadata.resource_version
             for raw in page.items:
                 head = HEAD.decode(raw)
                 item = self._read(head, raw) or self._objects.get(head.identity)
                 if item is not None and self._is_wanted(item):
                     found[head.identity] = item
-            if not page.metadata.continue_:
-                break
-            query["continue"] = page.metadata.continue_
         for identity, item in (self._objects | found).items():
             if self._objects.get(identity) != found.get(identity):
                 self._change(item, identity in found)
         self.synced, self.refused = True, False
-        return page.metadata.resource_version
+        return version
 
-    async def _page(self, session: aiohttp.ClientSession, query: dict[str, str]) -> Page:
-        """Return the next page. A smaller one is asked for if it is too large, or does not come in time."""
-        size = self._size
-        while True:
-            try:
-                limited = query | {"limit": str(size.limit)}
-                async with self._get(session, limited, LIST_TIMEOUT_SECONDS) as response:
-                    text = await read_bounded(response.content.iter_any(), size.largest)
-            except (TimeoutError, AnswerTooLargeError):
-                if not size.refused():
-                    raise
-            else:
-                page = decode_shallow(PAGE.decode, text)
-                size.answered(len(page.items), len(text))
-                return page
+    async def _page(
+        self, session: aiohttp.ClientSession, query: Mapping[str, str], largest: int | None
+    ) -> bytes:
+        """Return the text of a page. Raises AnswerTooLargeError."""
+        async with self._get(session, query, LIST_TIMEOUT_SECONDS) as response:
+            return await read_bounded(response.content.iter_any(), largest)
 
     def _read(self, head: Object, raw: msgspec.Raw) -> T | None:
         """Return an object, None if it cannot be decoded."""
@@ -230,7 +205,7 @@ class Watch(Generic[T]):
 
     @asynccontextmanager
     async def _get(
-        self, session: aiohttp.ClientSession, query: dict[str, str], timeout_seconds: float
+        self, session: aiohttp.ClientSession, query: Mapping[str, str], timeout_seconds: float
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Yield the response to a GET. Raises RefusedError or aiohttp.ClientError for a status other than 200."""
         async with session.get(

@@ -1,15 +1,14 @@
 """Lists that bring the store up to date, and make up for what a watch has lost."""
 
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from dataclasses import dataclass
 
 import msgspec
 
-from engine_server.contract.base.nesting import decode_shallow
 from engine_server.contract.cluster.api import Key
 from engine_server.contract.cluster.labels import LLMDEPLOYMENT_LABEL
-from engine_server.contract.cluster.page_size import AnswerTooLargeError
+from engine_server.contract.cluster.paged_list import ListPage, pages
 from llm_operator.control.cluster import Cluster
 from llm_operator.control.resources import LLMDEPLOYMENTS, Resource
 from llm_operator.control.watching.pages import Pages
@@ -17,19 +16,6 @@ from llm_operator.control.watching.store import Ref, Store
 from llm_operator.observed import Manifest
 
 logger = logging.getLogger(__name__)
-
-
-class ListMetadata(msgspec.Struct, frozen=True):
-    resource_version: str = msgspec.field(name="resourceVersion")
-    # The token of the next page; empty on the last.
-    next_page: str = msgspec.field(name="continue", default="")
-
-
-class ListPage(msgspec.Struct, frozen=True):
-    """One page of a list. Most of its items are known already, and stay undecoded."""
-
-    metadata: ListMetadata
-    items: tuple[msgspec.Raw, ...]
 
 
 class ItemMetadata(msgspec.Struct, frozen=True):
@@ -42,7 +28,6 @@ class Item(msgspec.Struct, frozen=True):
     metadata: ItemMetadata
 
 
-PAGE = msgspec.json.Decoder(ListPage)
 ITEM = msgspec.json.Decoder(Item)
 MANIFEST = msgspec.json.Decoder(Manifest)
 
@@ -84,28 +69,9 @@ class Relist:
             logger.exception("cannot read %s %s/%s", resource.plural, ref.namespace, ref.name)
             return frozenset()
 
-    async def pages(self, resource: Resource) -> AsyncIterator[ListPage]:
-        query = {}
-        if resource != LLMDEPLOYMENTS:
-            query["labelSelector"] = LLMDEPLOYMENT_LABEL
-        while True:
-            text = await self.text(resource, query)
-            page = decode_shallow(PAGE.decode, text)
-            self.sizes.of(resource).answered(len(page.items), len(text))
-            yield page
-            if not page.metadata.next_page:
-                return
-            query["continue"] = page.metadata.next_page
+    def pages(self, resource: Resource) -> AsyncIterator[ListPage]:
+        def ask(query: Mapping[str, str], largest: int | None) -> Awaitable[bytes]:
+            return self.cluster.request("GET", resource.path(self.namespace), query=query, largest=largest)
 
-    async def text(self, resource: Resource, query: Mapping[str, str]) -> bytes:
-        """Return the next page. A smaller one is asked for if it is too large, or does not come in time."""
-        size = self.sizes.of(resource)
-        while True:
-            limited = {**query, "limit": str(size.limit)}
-            try:
-                return await self.cluster.request(
-                    "GET", resource.path(self.namespace), query=limited, largest=size.largest
-                )
-            except (TimeoutError, AnswerTooLargeError):
-                if not size.refused():
-                    raise
+        query = {} if resource == LLMDEPLOYMENTS else {"labelSelector": LLMDEPLOYMENT_LABEL}
+        return pages(ask, query, self.sizes.of(resource))
