@@ -16,6 +16,8 @@ class FakeApi:
         self.queries: list[dict[str, str]] = []
         self.lists = 0
         self.failures = 0
+        # The one that is taken; None: any, and none.
+        self.token: str | None = None
         # Answers all requests while it is set.
         self.outage: Callable[[web.Request], Awaitable[web.StreamResponse]] | None = None
         self.page = 1000
@@ -26,6 +28,8 @@ class FakeApi:
         self.queries.append({"kind": kind, **request.query})
         if self.outage is not None:
             return await self.outage(request)
+        if self.token is not None and request.headers.get("Authorization") != f"Bearer {self.token}":
+            return web.json_response({"kind": "Status", "message": "Unauthorized"}, status=401)
         if self.failures:
             self.failures -= 1
             return web.json_response({"kind": "Status", "message": "no"}, status=500)

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from engine_server.contract.base.authority import authority
+from engine_server.router.sources.kubernetes.login_plugin import LoginPlugin
 
 # Where the kubelet mounts the service account of a pod.
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -30,11 +31,21 @@ class Access:
     token: str | None = None
     # Read for each request, since the kubelet renews it.
     token_file: Path | None = None
+    plugin: LoginPlugin | None = None
 
-    def headers(self) -> dict[str, str]:
-        """Return the headers that authenticate a request."""
-        token = self.token_file.read_text().strip() if self.token_file else self.token
+    async def headers(self) -> dict[str, str]:
+        """Return the headers that authenticate a request. Raises OSError or LoginError."""
+        token = self.token
+        if self.plugin is not None:
+            token = await self.plugin.token()
+        elif self.token_file is not None:
+            token = self.token_file.read_text().strip()
         return {"Authorization": f"Bearer {token}"} if token else {}
+
+    def refused(self, headers: dict[str, str]) -> None:
+        """Take note that the API server did not take the credentials of a request with these headers."""
+        if self.plugin is not None:
+            self.plugin.forget(headers["Authorization"].removeprefix("Bearer "))
 
 
 def find_access(kubeconfig: Path | None) -> Access:
@@ -66,14 +77,17 @@ def from_kubeconfig(path: Path) -> Access:
     context = entry(config, "contexts", "context", config.get("current-context"), path)
     cluster = entry(config, "clusters", "cluster", context.get("cluster"), path)
     user = entry(config, "users", "user", context.get("user"), path) if context.get("user") else {}
-    if "exec" in user or "auth-provider" in user:
-        raise AccessError(f"{path} uses a login plugin; only tokens and client certificates are supported")
+    if "auth-provider" in user:
+        raise AccessError(
+            f"{path} has an auth-provider, which Kubernetes 1.26 has removed; use a login plugin (exec)"
+        )
     token_file = user.get("tokenFile")
     return Access(
         str(cluster["server"]).rstrip("/"),
         tls_settings(cluster, user, path.parent) if str(cluster["server"]).startswith("https") else None,
         user.get("token"),
         path.parent / token_file if token_file else None,
+        LoginPlugin(user["exec"]) if "exec" in user else None,
     )
 
 

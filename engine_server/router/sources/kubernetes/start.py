@@ -83,7 +83,7 @@ class ScaleFromZero:
             async with self.cluster.session.patch(
                 f"{access.server}{collection_path(self.key.namespace)}/{self.key.name}/scale",
                 data=msgspec.json.encode(patch),
-                headers={"Content-Type": "application/merge-patch+json", **access.headers()},
+                headers={"Content-Type": "application/merge-patch+json", **await access.headers()},
                 ssl=access.tls or True,
                 timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS),
             ) as response:

@@ -208,13 +208,16 @@ class Watch(Generic[T]):
         self, session: aiohttp.ClientSession, query: Mapping[str, str], timeout_seconds: float
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Yield the response to a GET. Raises RefusedError or aiohttp.ClientError for a status other than 200."""
+        headers = await self._access.headers()
         async with session.get(
             self._access.server + self._path,
             params=query,
-            headers=self._access.headers(),
+            headers=headers,
             ssl=self._access.tls or True,
             timeout=aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=CONNECT_TIMEOUT_SECONDS),
         ) as response:
+            if response.status == 401:
+                self._access.refused(headers)
             if response.status != 200:
                 message = response.reason
                 with suppress(

@@ -2,12 +2,13 @@
 
 import asyncio
 import base64
+import shutil
 import ssl
 import subprocess
-from pathlib import Path
 
 import pytest
 import yaml
+from kubeconfigs import kubeconfig
 
 from engine_server.router.sources.kubernetes.access import (
     AccessError,
@@ -15,18 +16,6 @@ from engine_server.router.sources.kubernetes.access import (
     from_account,
     from_kubeconfig,
 )
-
-
-def kubeconfig(path: Path, cluster: dict, user: dict, **changed: object) -> Path:
-    config = {
-        "current-context": "c",
-        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
-        "clusters": [{"name": "k", "cluster": cluster}],
-        "users": [{"name": "u", "user": user}],
-        **changed,
-    }
-    path.write_text(yaml.safe_dump(config))
-    return path
 
 
 @pytest.mark.parametrize("inline", [True, False])
@@ -51,41 +40,41 @@ async def test_authenticates_with_a_client_certificate(tmp_path, inline):
     cluster = {"server": f"https://127.0.0.1:{port}/", **material("certificate-authority", "own.crt")}
     user = {**material("client-certificate", "own.crt"), **material("client-key", "own.key")}
     access = from_kubeconfig(kubeconfig(tmp_path / "config", cluster, user))
-    assert access.server == f"https://127.0.0.1:{port}" and access.headers() == {}
+    assert access.server == f"https://127.0.0.1:{port}" and await access.headers() == {}
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=access.tls)
     assert await reader.read() == b""
     writer.close()
     server.close()
 
 
-def test_reads_a_token_file_for_each_request(tmp_path):
+async def test_reads_a_token_file_for_each_request(tmp_path):
     cluster = {"server": "http://h"}
-    assert from_kubeconfig(kubeconfig(tmp_path / "a", cluster, {"token": "t"})).headers() == {
-        "Authorization": "Bearer t"
-    }
+    access = from_kubeconfig(kubeconfig(tmp_path / "a", cluster, {"token": "t"}))
+    assert await access.headers() == {"Authorization": "Bearer t"}
     (tmp_path / "token").write_text("first\n")
     access = from_kubeconfig(kubeconfig(tmp_path / "b", cluster, {"tokenFile": "token"}))
-    assert access.headers() == {"Authorization": "Bearer first"}
+    assert await access.headers() == {"Authorization": "Bearer first"}
     (tmp_path / "token").write_text("second")
-    assert access.headers() == {"Authorization": "Bearer second"}
+    assert await access.headers() == {"Authorization": "Bearer second"}
 
 
-def test_uses_the_service_account_of_the_pod(api_server, tmp_path, monkeypatch):
-    authority = yaml.safe_load(api_server.kubeconfig.read_text())["clusters"][0]["cluster"][
-        "certificate-authority"
-    ]
-    (tmp_path / "ca.crt").write_bytes(Path(authority).read_bytes())
+async def test_uses_the_service_account_of_the_pod(api_server, tmp_path, monkeypatch):
+    cluster = yaml.safe_load(api_server.kubeconfig.read_text())["clusters"][0]["cluster"]
+    shutil.copy(cluster["certificate-authority"], tmp_path / "ca.crt")
     (tmp_path / "token").write_text("t")
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.1.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "6443")
     access = from_account(tmp_path)
-    assert access.server == "https://10.1.0.1:6443" and access.headers() == {"Authorization": "Bearer t"}
+    assert access.server == "https://10.1.0.1:6443" and await access.headers() == {
+        "Authorization": "Bearer t"
+    }
 
 
 @pytest.mark.parametrize(
     ("user", "changed", "message"),
     [
-        ({"exec": {"command": "aws"}}, {}, "login plugin"),
+        ({"exec": {"command": "aws"}}, {}, "missing key 'apiVersion'"),
+        ({"auth-provider": {"name": "gcp"}}, {}, "auth-provider"),
         ({}, {"current-context": "other"}, "no context named 'other'"),
         ({}, {"clusters": []}, "no cluster named 'k'"),
         ({"client-certificate": "missing", "client-key": "missing"}, {}, "missing"),
