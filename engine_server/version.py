@@ -1,12 +1,13 @@
 """`fairlead version`: the version, and what this machine has, in a form for bug reports."""
 
 import argparse
+import asyncio
 import json
 import platform
 import shutil
 import subprocess
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http.client import HTTPException
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,6 +20,7 @@ from engine_server.model_sources.store import cache
 from engine_server.modeling.native.levels import LEVELS, instruction_level, library_file
 from engine_server.modeling.platform.cpu_quota import available_cpus
 from engine_server.router.sources.kubernetes.access import Access, AccessError, find_access
+from engine_server.router.sources.kubernetes.login_plugin import LoginError
 
 PACKAGES = ("torch", "transformers", "triton")
 CPU_INFO, MEMORY_INFO = Path("/proc/cpuinfo"), Path("/proc/meminfo")
@@ -118,15 +120,17 @@ def cluster() -> str:
     except AccessError:
         return "no kubeconfig that can be used"
     try:
+        headers = asyncio.run(access.headers())
         answers = [
-            f"{verb} {resource}: {may(access, verb, group, resource)}" for verb, group, resource in RIGHTS
+            f"{verb} {resource}: {may(access, headers, verb, group, resource)}"
+            for verb, group, resource in RIGHTS
         ]
-    except (OSError, ValueError, LookupError, TypeError, HTTPException) as error:
+    except (OSError, ValueError, LookupError, TypeError, HTTPException, LoginError) as error:
         return f"does not answer ({type(error).__name__})"
     return "; ".join(answers)
 
 
-def may(access: Access, verb: str, group: str, resource: str) -> str:
+def may(access: Access, headers: Mapping[str, str], verb: str, group: str, resource: str) -> str:
     """Ask the API server for one right. Raises OSError or ValueError."""
     attributes = {"verb": verb, "group": group, "resource": resource}
     review = {
@@ -137,7 +141,7 @@ def may(access: Access, verb: str, group: str, resource: str) -> str:
     request = urllib.request.Request(  # noqa: S310
         f"{access.server}{REVIEWS}",
         json.dumps(review).encode(),
-        {"Content-Type": "application/json", **access.headers()},
+        {"Content-Type": "application/json", **headers},
     )
     with urllib.request.urlopen(request, timeout=CLUSTER_SECONDS, context=access.tls) as answer:  # noqa: S310
         return "yes" if json.load(answer)["status"]["allowed"] else "no"
