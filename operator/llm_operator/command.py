@@ -23,8 +23,8 @@ from llm_operator.control.deletion_costs import DeletionCosts
 from llm_operator.control.lease import Lease
 from llm_operator.control.reconcile import Reconciler
 from llm_operator.control.root_keys import RootKeys
-from llm_operator.control.watching.informer import Informer, cancel, on_signals
 from llm_operator.flags import LEASE_NAME, Options, parse
+from llm_operator.informer import Informer, cancel, on_signals
 
 # Writes to the cluster until it is cancelled. Only the operator that holds the Lease runs it.
 Writer = Callable[[], Coroutine[Any, Any, None]]

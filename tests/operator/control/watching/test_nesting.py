@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession, web
 from kubernetes_objects import nested_llmd
-from llm_operator.control.watching import informer as informers
+from llm_operator import informer as informers
 from llm_operator.control.watching.shallow_response import ShallowResponse
 from waiting import until
 

@@ -10,17 +10,17 @@ import pytest
 from aiohttp import web
 from fault_proxy import FaultProxy, expired_watch, is_watch, status
 from kubernetes.aio.client import ApiClient
+from llm_operator import informer as informers
 from llm_operator.control import cluster as clusters
 from llm_operator.control.cluster import Cluster, load_configuration
 from llm_operator.control.queue import WorkQueue
 from llm_operator.control.resources import CHILDREN, LLMDEPLOYMENTS, PODS, WATCHED
 from llm_operator.control.turns import Priority
-from llm_operator.control.watching import informer as informers
 from llm_operator.control.watching import kopf_settings, pages, sessions, shallow_response
-from llm_operator.control.watching.informer import Informer
 from llm_operator.control.watching.pages import Pages
 from llm_operator.control.watching.relist import Relist
 from llm_operator.control.watching.store import Ref, Store
+from llm_operator.informer import Informer
 from llm_operator.settings import Settings
 from waiting import until_async
 

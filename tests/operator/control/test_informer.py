@@ -8,12 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from llm_operator import informer as informers
 from llm_operator.control import tracing
 from llm_operator.control.cluster import Access, Cluster, load_configuration
 from llm_operator.control.queue import WorkQueue
-from llm_operator.control.watching import informer as informers
-from llm_operator.control.watching.informer import Informer
 from llm_operator.control.watching.store import Store
+from llm_operator.informer import Informer
 from llm_operator.settings import Settings
 from waiting import until
 
