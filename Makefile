@@ -38,6 +38,7 @@ TOOLS = if ! command -v $(1) >/dev/null && [ -x $(CLUSTER) ]; then eval "$$($(CL
 RENDER = helm template fairlead charts/fairlead --namespace fairlead-system --skip-tests --values manifests/values.yaml
 CHART_FILES := charts/fairlead/files
 CRD := $(CHART_FILES)/llmdeployment-crd.yaml
+RIGHTS := $(CHART_FILES)/operator-rights.yaml
 VALUES_PAGE := charts/fairlead/README.md
 # What charts/monitoring generates.
 MONITORING := dashboards rules.yaml
@@ -136,6 +137,7 @@ lint: $(VENV)/.development ## style, types, import contracts, file sizes, genera
 .PHONY: generated
 generated: $(VENV)/.development ## compare the generated files with what would be generated
 	@diff -u $(CRD) <($(BIN)/python -m llm_operator.api.crd) $(OUTDATED)
+	@diff -u $(RIGHTS) <($(BIN)/python -m llm_operator.rights) $(OUTDATED)
 	@diff -u $(VALUES_PAGE) <($(BIN)/python -m charts.values_page) $(OUTDATED)
 	@diff -u $(CHART) <($(BIN)/python -m benchmarks.throughput_chart) $(OUTDATED)
 	@diff -u $(TERMINAL) <($(BIN)/python -m scripts.terminal.draw) $(OUTDATED)
@@ -164,8 +166,9 @@ gpu-check: $(VENV)/.development ## without a GPU: import the GPU benchmark and t
 	@$(BIN)/pytest -q -m '' --numprocesses logical --durations 3 tests/modeling/test_kernel_compile.py
 
 .PHONY: manifests
-manifests: $(VENV)/.development ## generate CRD, README, dashboards and alerts in charts/fairlead, and render the chart into manifests/
+manifests: $(VENV)/.development ## generate CRD, rights, README, dashboards and alerts in charts/fairlead, and render the chart into manifests/
 	@$(BIN)/python -m llm_operator.api.crd >$(CRD)
+	@$(BIN)/python -m llm_operator.rights >$(RIGHTS)
 	@$(BIN)/python -m charts.values_page >$(VALUES_PAGE)
 	@rm -rf $(MONITORING:%=$(CHART_FILES)/%); $(BIN)/python -m charts.monitoring $(CHART_FILES)
 	@$(call TOOLS,helm); $(RENDER) >$(MANIFEST)

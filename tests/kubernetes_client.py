@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 import urllib3
 import yaml
-from llm_operator.control.resources import Resource
+from llm_operator.kinds import Resource
 from waiting import NotYetError
 
 from engine_server.contract.base.nesting import decode_shallow

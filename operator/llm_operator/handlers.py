@@ -11,11 +11,11 @@ import kopf
 from engine_server.contract.cluster.api import Key
 from engine_server.contract.cluster.labels import LLMDEPLOYMENT_LABEL
 from llm_operator.control.queue import WorkQueue
-from llm_operator.control.resources import LLMDEPLOYMENTS, OWNED, Resource
 from llm_operator.control.turns import Priority
 from llm_operator.control.watching import kopf_settings
 from llm_operator.control.watching.sessions import Sessions
 from llm_operator.control.watching.store import Ref, Store, version_of
+from llm_operator.kinds import LLMDEPLOYMENTS, OWNED, Resource
 
 Event = Mapping[str, Any]
 

@@ -17,13 +17,13 @@ from llm_operator import handlers, metrics
 from llm_operator.control.api_errors import FAILURES, describe, is_missing, outage_seconds
 from llm_operator.control.cluster import REQUEST_SECONDS, Access, Cluster
 from llm_operator.control.queue import WorkQueue
-from llm_operator.control.resources import LLMDEPLOYMENTS, OWNED, PODS, WATCHED, Resource
 from llm_operator.control.tracing import Watch
 from llm_operator.control.turns import Priority
 from llm_operator.control.watching.pages import Pages
 from llm_operator.control.watching.relist import Relist
 from llm_operator.control.watching.sessions import Sessions
 from llm_operator.control.watching.store import Store
+from llm_operator.kinds import LLMDEPLOYMENTS, OWNED, PODS, WATCHED, Resource
 from llm_operator.settings import Settings
 
 # LLMDeployments are listed last: once one is known, so is all that belongs to it.

@@ -35,10 +35,10 @@ from llm_operator.control import adapter_pusher
 from llm_operator.control.adapter_pusher import AdapterPusher, Goal
 from llm_operator.control.pod_questions import PodQuestions
 from llm_operator.control.record import is_applied, marked
-from llm_operator.control.resources import CHILDREN
 from llm_operator.control.watching.claims import claim_of
 from llm_operator.control.watching.scales import scale_of
 from llm_operator.control.watching.store import owners
+from llm_operator.kinds import CHILDREN
 from llm_operator.observed import ChildKey, Manifest, Replica
 from llm_operator.plan.children.cache import is_cached
 from llm_operator.plan.ownership import is_followed, may_apply, may_delete

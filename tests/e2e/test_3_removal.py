@@ -6,13 +6,15 @@ from typing import Any
 import openai
 import pytest
 from cluster_manifests import llmdeployment
+from llm_operator.kinds import OWNED
 from waiting import until
 
 pytestmark = pytest.mark.e2e
 
 SYSTEM, NAMESPACE, OTHER = "fairlead-system", "team-a", "team-b"
-CHILDREN = "deployments,replicasets,pods,services,endpointslices,serviceaccounts,configmaps,secrets,leases"
-EVERYTHING = f"{CHILDREN},roles,rolebindings,poddisruptionbudgets"
+OF_LLMDEPLOYMENTS = [f"{kind.plural}.{kind.group}".rstrip(".") for kind in OWNED]
+CHILDREN = ",".join((*OF_LLMDEPLOYMENTS, "endpointslices", "secrets", "leases"))
+EVERYTHING = f"{CHILDREN},roles,rolebindings"
 OF_ANY_NAMESPACE = {"serviceaccount/default", "configmap/kube-root-ca.crt"}
 OPERATOR = ("deploy/fairlead-operator", "-n", SYSTEM)
 

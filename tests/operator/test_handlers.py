@@ -8,13 +8,13 @@ import pytest
 import yaml
 from llm_operator.control.cluster import Access, load_configuration
 from llm_operator.control.queue import WorkQueue
-from llm_operator.control.resources import CHILDREN, LLMDEPLOYMENTS, Resource
 from llm_operator.control.turns import Priority
 from llm_operator.control.watching import kopf_settings, sessions
 from llm_operator.control.watching.pages import Pages
 from llm_operator.control.watching.sessions import Sessions
 from llm_operator.control.watching.store import Ref, Store
 from llm_operator.handlers import Memo
+from llm_operator.kinds import CHILDREN, LLMDEPLOYMENTS, Resource
 
 from engine_server.contract.cluster.api import Key
 

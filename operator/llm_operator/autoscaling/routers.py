@@ -22,7 +22,7 @@ from engine_server.contract.cluster.labels import METRICS_PORT, SERVICE_NAME_LAB
 from llm_operator import metrics
 from llm_operator.control.api_errors import FAILURES, describe
 from llm_operator.control.cluster import Cluster
-from llm_operator.control.resources import Resource
+from llm_operator.kinds import Resource
 
 ENDPOINT_SLICES = Resource("discovery.k8s.io", "v1", "endpointslices")
 METRICS_PORT_NAME = "metrics"

@@ -14,8 +14,8 @@ from engine_server.contract.base.nesting import decode_shallow
 from engine_server.contract.cluster.api import Key
 from engine_server.contract.cluster.labels import FIELD_MANAGER
 from engine_server.contract.cluster.page_size import AnswerTooLargeError, read_bounded
-from llm_operator.control.resources import LLMDEPLOYMENTS, child_path
 from llm_operator.control.tracing import counting
+from llm_operator.kinds import LLMDEPLOYMENTS, child_path
 from llm_operator.observed import ChildKey, Manifest
 
 # The API server answers a page of a list within a second.

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from engine_server.contract.cluster.api import Key
 from llm_operator import metrics
 from llm_operator.control.cluster import Cluster
-from llm_operator.control.resources import LLMDEPLOYMENTS
 from llm_operator.control.watching.store import Ref, Store
+from llm_operator.kinds import LLMDEPLOYMENTS
 from llm_operator.observed import Manifest
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from llm_operator.control.cluster import Cluster
-from llm_operator.control.resources import child_path
+from llm_operator.kinds import child_path
 from llm_operator.observed import ChildKey
 
 ACCOUNT = ChildKey("v1", "ServiceAccount", "default")

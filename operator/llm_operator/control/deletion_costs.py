@@ -11,7 +11,7 @@ from engine_server.contract.cluster.api import Key
 from engine_server.contract.cluster.demand import DemandReport
 from llm_operator.control.api_errors import FAILURES, describe
 from llm_operator.control.cluster import Cluster
-from llm_operator.control.resources import PODS
+from llm_operator.kinds import PODS
 from llm_operator.observed import Manifest
 from llm_operator.plan.deletion_cost import ANNOTATION, changed_costs
 

@@ -12,7 +12,7 @@ from engine_server.contract.cluster.api import Key
 from llm_operator.api.spec_hash import digest
 from llm_operator.control.api_errors import FAILURES, describe
 from llm_operator.control.cluster import Cluster
-from llm_operator.control.resources import EVENTS
+from llm_operator.kinds import EVENTS
 from llm_operator.observed import Manifest, timestamp
 from llm_operator.status.news import News
 

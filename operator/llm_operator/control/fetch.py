@@ -7,7 +7,7 @@ from engine_server.contract.cluster.labels import MODEL_CACHE_LABEL, UNUSABLE_MO
 from llm_operator.api.model_cache import ModelCache
 from llm_operator.control.cluster import Cluster
 from llm_operator.control.fetch_poller import FetchProgress
-from llm_operator.control.resources import EVENTS, PODS, child_path
+from llm_operator.kinds import EVENTS, PODS, child_path
 from llm_operator.observed import Fetch, Manifest, claim_key, fetch_key
 from llm_operator.status.problems import unusable_model
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from llm_operator.control.api_errors import FAILURES, describe
 from llm_operator.control.cluster import Cluster
-from llm_operator.control.resources import Resource
+from llm_operator.kinds import Resource
 from llm_operator.observed import Manifest
 
 LEASES = Resource("coordination.k8s.io", "v1", "leases")

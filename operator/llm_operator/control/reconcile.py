@@ -27,7 +27,13 @@ from llm_operator.control.pace import Pace
 from llm_operator.control.pod_questions import PodQuestions
 from llm_operator.control.queue import LONGEST_DELAY_SECONDS, WorkQueue
 from llm_operator.control.record import Record, lacks_owner_alone, marked
-from llm_operator.control.resources import (
+from llm_operator.control.root_keys import RootKeys
+from llm_operator.control.start_poller import StartPoller
+from llm_operator.control.status_writer import StatusWriter
+from llm_operator.control.turns import Priority
+from llm_operator.control.watching.store import Ref, Store, child_key
+from llm_operator.control.watching.trim import trimmed
+from llm_operator.kinds import (
     CHILD_KINDS,
     CHILDREN,
     LLMDEPLOYMENTS,
@@ -35,12 +41,6 @@ from llm_operator.control.resources import (
     REPLICA_SETS,
     Resource,
 )
-from llm_operator.control.root_keys import RootKeys
-from llm_operator.control.start_poller import StartPoller
-from llm_operator.control.status_writer import StatusWriter
-from llm_operator.control.turns import Priority
-from llm_operator.control.watching.store import Ref, Store, child_key
-from llm_operator.control.watching.trim import trimmed
 from llm_operator.observed import ChildKey, KeyHashes, Manifest, Observed, Problem, workload_key
 from llm_operator.plan.decide import Decision, decide
 from llm_operator.plan.deletion_cost import is_scale_down

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from engine_server.contract.cluster.engine_keys import INTERNAL_PAGES, derive_key, hash_line, parse_root_keys
 from llm_operator.control.api_errors import FAILURES, describe
 from llm_operator.control.cluster import Cluster
-from llm_operator.control.resources import SECRETS
+from llm_operator.kinds import SECRETS
 from llm_operator.observed import KeyHashes
 
 # The entry of a Secret that has root keys.

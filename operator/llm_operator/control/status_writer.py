@@ -8,9 +8,9 @@ from engine_server.contract.cluster.api import Key
 from llm_operator.api.status import Status
 from llm_operator.control.cluster import Cluster
 from llm_operator.control.events import Events
-from llm_operator.control.resources import LLMDEPLOYMENTS
 from llm_operator.control.watching.store import Store
 from llm_operator.control.watching.trim import trimmed
+from llm_operator.kinds import LLMDEPLOYMENTS
 from llm_operator.observed import Manifest, Observed
 from llm_operator.status.news import news
 

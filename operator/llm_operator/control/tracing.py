@@ -9,7 +9,7 @@ import aiohttp
 from yarl import URL
 
 from llm_operator import metrics
-from llm_operator.control.resources import Resource
+from llm_operator.kinds import Resource
 
 VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 

@@ -5,7 +5,7 @@ from typing import Any
 from llm_operator import metrics
 from llm_operator.control.cluster import Cluster
 from llm_operator.control.reconcile import Reconciler
-from llm_operator.control.resources import LLMDEPLOYMENTS
+from llm_operator.kinds import LLMDEPLOYMENTS
 from llm_operator.settings import Settings
 from waiting import until
 

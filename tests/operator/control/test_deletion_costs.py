@@ -6,7 +6,7 @@ from typing import Any
 from llm_operator.control.cluster import Cluster
 from llm_operator.control.deletion_costs import DeletionCosts, requests_by_host
 from llm_operator.control.reconcile import Reconciler
-from llm_operator.control.resources import LLMDEPLOYMENTS
+from llm_operator.kinds import LLMDEPLOYMENTS
 from llm_operator.settings import Settings
 
 from engine_server.contract.cluster.api import Key

@@ -13,7 +13,7 @@ from aiohttp import web
 from fault_proxy import Call, Fault, FaultProxy, expired_watch, is_watch, status
 from llm_operator import informer
 from llm_operator.control import api_errors, cluster, lease
-from llm_operator.control.resources import WATCHED
+from llm_operator.kinds import WATCHED
 from operators import Operator
 from waiting import until
 

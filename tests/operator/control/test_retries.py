@@ -8,9 +8,9 @@ from kubernetes.aio.client import ApiException
 from llm_operator.control import lease
 from llm_operator.control.cluster import Cluster
 from llm_operator.control.reconcile import Reconciler, RefusedError
-from llm_operator.control.resources import DEPLOYMENTS, LLMDEPLOYMENTS
 from llm_operator.control.watching.kopf_settings import EndlessRetries
 from llm_operator.informer import seconds_after
+from llm_operator.kinds import DEPLOYMENTS, LLMDEPLOYMENTS
 from llm_operator.settings import Settings
 
 from engine_server.contract.cluster.api import Key

@@ -8,8 +8,8 @@ from kubernetes.aio.client import ApiException
 from llm_operator.api.spec import parse
 from llm_operator.control.cluster import Cluster
 from llm_operator.control.record import Record
-from llm_operator.control.resources import CHILDREN
 from llm_operator.control.watching.trim import trimmed
+from llm_operator.kinds import CHILDREN
 from llm_operator.observed import ChildKey, Manifest, Observed
 from llm_operator.plan.ownership import field_manager, shared_child
 from llm_operator.plan.plan import plan

@@ -7,9 +7,9 @@ from kubernetes.aio.client import ApiException
 from llm_operator.api.status import Status
 from llm_operator.control.cluster import Cluster
 from llm_operator.control.events import Events
-from llm_operator.control.resources import LLMDEPLOYMENTS
 from llm_operator.control.status_writer import StatusWriter
 from llm_operator.control.watching.store import Store
+from llm_operator.kinds import LLMDEPLOYMENTS
 from llm_operator.observed import Observed
 
 from engine_server.contract.cluster.api import Key

@@ -1,7 +1,7 @@
 """The sizes of the pages in which kopf and relists list the objects of each kind."""
 
 from engine_server.contract.cluster.page_size import PageSize
-from llm_operator.control.resources import LLMDEPLOYMENTS, Resource
+from llm_operator.kinds import LLMDEPLOYMENTS, Resource
 
 # Objects on a page, at most. kopf starts a task for each object on one.
 PAGE_SIZE = 250

@@ -10,9 +10,9 @@ from engine_server.contract.cluster.api import Key
 from engine_server.contract.cluster.labels import LLMDEPLOYMENT_LABEL
 from engine_server.contract.cluster.paged_list import ListPage, pages
 from llm_operator.control.cluster import Cluster
-from llm_operator.control.resources import LLMDEPLOYMENTS, Resource
 from llm_operator.control.watching.pages import Pages
 from llm_operator.control.watching.store import Ref, Store
+from llm_operator.kinds import LLMDEPLOYMENTS, Resource
 from llm_operator.observed import Manifest
 
 logger = logging.getLogger(__name__)

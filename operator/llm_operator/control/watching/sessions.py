@@ -9,10 +9,10 @@ import kopf
 
 from engine_server.contract.cluster.page_size import AnswerTooLargeError
 from llm_operator.control.cluster import Access, reload_credentials
-from llm_operator.control.resources import WATCHED
 from llm_operator.control.tracing import Watch, counting, following
 from llm_operator.control.watching.pages import KOPF_PAGE_SIZE, Pages
 from llm_operator.control.watching.shallow_response import ShallowResponse
+from llm_operator.kinds import WATCHED
 
 # Before credentials that were refused are read again.
 PAUSE_SECONDS = 1

@@ -9,7 +9,7 @@ import aiohttp
 from engine_server.contract.base.lines import lines
 from engine_server.contract.base.nesting import decode_shallow, shallow
 from engine_server.contract.cluster.page_size import LARGEST_PAGE_BYTES, read_bounded
-from llm_operator.control.resources import LLMDEPLOYMENTS
+from llm_operator.kinds import LLMDEPLOYMENTS
 
 
 class ShallowLines:

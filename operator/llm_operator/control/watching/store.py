@@ -15,11 +15,11 @@ from engine_server.contract.base.nesting import decode_shallow
 from engine_server.contract.cluster import api
 from engine_server.contract.cluster.api import Key
 from engine_server.contract.cluster.labels import LLMDEPLOYMENT_LABEL
-from llm_operator.control.resources import CHILD_KINDS, LLMDEPLOYMENTS, Resource
 from llm_operator.control.watching.claims import Claims, claim_of
 from llm_operator.control.watching.room import Room
 from llm_operator.control.watching.scales import Scales
 from llm_operator.control.watching.trim import trimmed
+from llm_operator.kinds import CHILD_KINDS, LLMDEPLOYMENTS, Resource
 from llm_operator.observed import ChildKey, Manifest
 
 NOBODY: frozenset[Key] = frozenset()

@@ -1,26 +1,19 @@
 """The part of a watched object that plan and status read. The rest would take most of the operator's memory."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from engine_server.contract.cluster import api
-from llm_operator.control.resources import (
-    CHILD_KINDS,
-    DEPLOYMENTS,
-    LLMDEPLOYMENTS,
-    PODS,
-    REPLICA_SETS,
-    Resource,
-)
+from llm_operator.kinds import CHILD_KINDS, DEPLOYMENTS, KINDS, LLMDEPLOYMENTS, Resource
 from llm_operator.observed import Manifest
 
-KINDS = {LLMDEPLOYMENTS: (api.API_VERSION, api.KIND), **CHILD_KINDS}
+# Those whose objects are read with their kind.
+NAMED = {LLMDEPLOYMENTS: (api.API_VERSION, api.KIND), **CHILD_KINDS}
+# The fields of a spec that are kept, where not all are.
+KEPT = {kind.resource: kind.kept for kind in KINDS if kind.kept is not None}
 # Read by nobody, or, as the resource version, kept elsewhere.
 DROPPED_METADATA = {"managedFields", "resourceVersion", "selfLink", "generateName"}
 DROPPED_ANNOTATIONS = {"kubectl.kubernetes.io/last-applied-configuration"}
-# Fields of a spec that are kept. The Deployment has the template; of a ReplicaSet's only the volumes are read.
-POD_SPEC = {"nodeName", "priority"}
-REPLICA_SET_SPEC = {"replicas"}
-MOUNTED = {"volumes"}
 
 
 def trimmed(resource: Resource, manifest: Manifest) -> Manifest:
@@ -28,16 +21,12 @@ def trimmed(resource: Resource, manifest: Manifest) -> Manifest:
     # The items of a list have no apiVersion and kind, but for those of custom resources.
     kept = {key: value for key, value in manifest.items() if key not in ("apiVersion", "kind")}
     kept["metadata"] = trimmed_metadata(manifest["metadata"])
-    if resource in KINDS:
-        kept["apiVersion"], kept["kind"] = KINDS[resource]
+    if resource in NAMED:
+        kept["apiVersion"], kept["kind"] = NAMED[resource]
     if resource == DEPLOYMENTS:
         kept["metadata"]["managedFields"] = managers_of_pods(manifest["metadata"])
-    if resource == PODS:
-        kept["spec"] = subset(manifest.get("spec", {}), POD_SPEC)
-    if resource == REPLICA_SETS:
-        spec = manifest.get("spec", {})
-        volumes = subset(spec.get("template", {}).get("spec", {}), MOUNTED)
-        kept["spec"] = subset(spec, REPLICA_SET_SPEC) | {"template": {"spec": volumes}}
+    if resource in KEPT:
+        kept["spec"] = fields(manifest.get("spec", {}), KEPT[resource])
     return kept
 
 
@@ -61,5 +50,14 @@ def managers_of_pods(metadata: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"manager": manager, "fieldsV1": fields} for manager in sorted(managers)]
 
 
-def subset(fields: dict[str, Any], names: set[str]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if name in names}
+def fields(given: Manifest, paths: Iterable[str]) -> Manifest:
+    """Return the fields at these paths, as far as they are there, with all that they are in."""
+    kept: Manifest = {}
+    for path in paths:
+        *outer, name = path.split(".")
+        source, target = given, kept
+        for part in outer:
+            source, target = source.get(part, {}), target.setdefault(part, {})
+        if name in source:
+            target[name] = source[name]
+    return kept

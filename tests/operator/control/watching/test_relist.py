@@ -14,13 +14,13 @@ from llm_operator import informer as informers
 from llm_operator.control import cluster as clusters
 from llm_operator.control.cluster import Cluster, load_configuration
 from llm_operator.control.queue import WorkQueue
-from llm_operator.control.resources import CHILDREN, LLMDEPLOYMENTS, PODS, WATCHED
 from llm_operator.control.turns import Priority
 from llm_operator.control.watching import kopf_settings, pages, sessions, shallow_response
 from llm_operator.control.watching.pages import Pages
 from llm_operator.control.watching.relist import Relist
 from llm_operator.control.watching.store import Ref, Store
 from llm_operator.informer import Informer
+from llm_operator.kinds import CHILDREN, LLMDEPLOYMENTS, PODS, WATCHED
 from llm_operator.settings import Settings
 from waiting import until_async
 

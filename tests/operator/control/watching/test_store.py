@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 from llm_operator import metrics
-from llm_operator.control.resources import CHILDREN, LLMDEPLOYMENTS, PODS, REPLICA_SETS
 from llm_operator.control.watching import room
 from llm_operator.control.watching.store import Ref, Store
+from llm_operator.kinds import CHILDREN, LLMDEPLOYMENTS, PODS, REPLICA_SETS
 from llm_operator.observed import ChildKey
 
 from engine_server.contract.cluster.api import Key
