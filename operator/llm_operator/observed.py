@@ -45,6 +45,13 @@ class Problem(NamedTuple):
     message: str
 
 
+class Warned(NamedTuple):
+    """The content of an Event of type Warning. Whoever may write Events may have written it."""
+
+    reason: str
+    message: str
+
+
 class KeyHashes(NamedTuple):
     """Lines of an engine's key files: hashes of the keys that the router and the operator may use."""
 
@@ -121,7 +128,7 @@ class Fetch:
     done: int = 0
     total: int = 0
     # The Warnings about the pods, and about a claim without a volume, in the order of their time.
-    warnings: tuple[Manifest, ...] = ()
+    warnings: tuple[Warned, ...] = ()
 
 
 def found_no_model(pod: Manifest, since: str = "") -> bool:
@@ -177,6 +184,8 @@ class Observed:
     pod_adapters: Mapping[str, PodAdapters] = field(default_factory=dict)
     # The commits of the hub that ready replicas report, by pod; empty for one that reports none.
     commits: Mapping[str, str] = field(default_factory=dict)
+    # The last Warnings about pods whose containers are not created, by the pod's UID.
+    warnings: Mapping[str, tuple[Warned, ...]] = field(default_factory=dict)
     # The image pull secrets of the namespace's account `default`.
     default_pull_secrets: tuple[str, ...] = ()
     # The reason why the plan was not carried out, if it was not.

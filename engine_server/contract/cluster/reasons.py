@@ -53,6 +53,9 @@ class Reason(StrEnum):
     CLAIM_NOT_FOUND = "ClaimNotFound", True
     CLAIM_TERMINATING = "ClaimTerminating"
     SECRET_NOT_FOUND = "SecretNotFound", True
+    CONFIG_MAP_NOT_FOUND = "ConfigMapNotFound", True
+    KEY_NOT_FOUND = "KeyNotFound", True
+    RUNTIME_HANDLER_NOT_FOUND = "RuntimeHandlerNotFound", True
     STORAGE_CLASS_NOT_FOUND = "StorageClassNotFound", True
     WRONG_ACCESS_MODE = "WrongAccessMode", True
     VOLUME_IN_USE = "VolumeInUse"
@@ -86,6 +89,9 @@ class Reason(StrEnum):
     CREATE_CONTAINER_CONFIG_ERROR = "CreateContainerConfigError", True
     CREATE_CONTAINER_ERROR = "CreateContainerError", True
     CRASH_LOOP = "CrashLoopBackOff", True
+    FAILED_MOUNT = "FailedMount"
+    FAILED_ATTACH_VOLUME = "FailedAttachVolume"
+    FAILED_CREATE_POD_SANDBOX = "FailedCreatePodSandBox"
     PROGRESS_DEADLINE_EXCEEDED = "ProgressDeadlineExceeded", True
 
 

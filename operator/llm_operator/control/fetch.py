@@ -1,13 +1,11 @@
 """The state of a download, read from the API for as long as it runs."""
 
-import asyncio
-from collections.abc import Iterable
-
 from engine_server.contract.cluster.labels import MODEL_CACHE_LABEL, UNUSABLE_MODEL_ANNOTATION
 from llm_operator.api.model_cache import ModelCache
 from llm_operator.control.cluster import Cluster
 from llm_operator.control.fetch_poller import FetchProgress
-from llm_operator.kinds import EVENTS, PODS, child_path
+from llm_operator.control.warnings import warnings_about
+from llm_operator.kinds import PODS, child_path
 from llm_operator.observed import Fetch, Manifest, claim_key, fetch_key
 from llm_operator.status.problems import unusable_model
 
@@ -51,18 +49,3 @@ def addresses(fetch: Fetch) -> tuple[str, ...]:
     return tuple(
         status["podIP"] for status in statuses if status.get("phase") == "Running" and status.get("podIP")
     )
-
-
-async def warnings_about(
-    cluster: Cluster, namespace: str, subjects: Iterable[Manifest]
-) -> tuple[Manifest, ...]:
-    """Return the Warnings about these objects, the newest last."""
-    selectors = [f"type=Warning,involvedObject.uid={subject['metadata']['uid']}" for subject in subjects]
-    pages = await asyncio.gather(
-        *(
-            cluster.call("GET", EVENTS.path(namespace), fieldSelector=selector, limit="50")
-            for selector in selectors
-        )
-    )
-    events = [event for page in pages for event in page["items"]]
-    return tuple(sorted(events, key=lambda event: str(event.get("lastTimestamp") or "")))

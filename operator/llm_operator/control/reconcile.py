@@ -31,6 +31,7 @@ from llm_operator.control.root_keys import RootKeys
 from llm_operator.control.start_poller import StartPoller
 from llm_operator.control.status_writer import StatusWriter
 from llm_operator.control.turns import Priority
+from llm_operator.control.warning_poller import WarningPoller
 from llm_operator.control.watching.store import Ref, Store, child_key
 from llm_operator.control.watching.trim import trimmed
 from llm_operator.kinds import (
@@ -51,6 +52,7 @@ from llm_operator.settings import Settings
 from llm_operator.status.adapters import ready_replicas
 from llm_operator.status.assess import assess
 from llm_operator.status.commits import replicas_to_ask
+from llm_operator.status.creation import uncreated
 from llm_operator.status.messages import presentable
 from llm_operator.status.start import replica_to_ask
 from llm_operator.status.waking import give_up_after
@@ -87,6 +89,7 @@ class Reconciler:
     fetch_poller: FetchPoller = field(init=False)
     start_poller: StartPoller = field(init=False)
     commit_poller: CommitPoller = field(init=False)
+    warning_poller: WarningPoller = field(init=False)
     adapter_pusher: AdapterPusher = field(init=False)
     default_accounts: DefaultAccounts = field(init=False)
     outdated_templates: OutdatedTemplates = field(init=False)
@@ -97,6 +100,7 @@ class Reconciler:
         self.fetch_poller = FetchPoller(questions)
         self.start_poller = StartPoller(self.queue.add, questions)
         self.commit_poller = CommitPoller(self.queue.add, questions)
+        self.warning_poller = WarningPoller(self.queue.add, self.cluster)
         self.adapter_pusher = AdapterPusher(self.queue.add, questions)
         self.default_accounts = DefaultAccounts(self.cluster)
         self.outdated_templates = OutdatedTemplates(self.settings)
@@ -178,6 +182,7 @@ class Reconciler:
         metrics.STATUS.put(key, replicas, status, self.outdated_templates.has(observed))
         self.start_poller.follow(key, replica_to_ask(observed))
         self.commit_poller.follow(key, replicas_to_ask(decision.spec, observed))
+        self.warning_poller.follow(key, uncreated(observed.pods))
         write_after = await self.status_writer.write(key, observed, status)
         if failure is not None:
             raise failure
@@ -214,6 +219,7 @@ class Reconciler:
         self.fetch_poller.follow(key, ())
         self.start_poller.forget(key)
         self.commit_poller.follow(key, ())
+        self.warning_poller.follow(key, ())
         self.adapter_pusher.forget(key)
         metrics.STATUS.remove(key)
 
@@ -267,6 +273,7 @@ class Reconciler:
             start_report=self.start_poller.reports.get(key),
             pod_adapters=self.adapter_pusher.answers(key),
             commits=self.commit_poller.commits.get(key, {}),
+            warnings=dict(self.warning_poller.warnings.get(key, {})),
             name_holders=self.store.claims.held_by_others(key),
             key_hashes=self.root_keys.hashes(manifest["metadata"]["uid"]) if self.root_keys else KeyHashes(),
             now=datetime.now(UTC),

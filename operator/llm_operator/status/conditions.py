@@ -1,7 +1,7 @@
 """The conditions of an LLMDeployment: each a verdict over replicas, pods and problems."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import msgspec
@@ -11,6 +11,7 @@ from engine_server.contract.cluster.labels import ENGINE_CONTAINER, PAUSED_ANNOT
 from engine_server.contract.cluster.reasons import Reason, needs_person
 from llm_operator.api.status import FailedStart
 from llm_operator.observed import Manifest, Observed, Problem, StartReport
+from llm_operator.status.creation import creation_problems
 from llm_operator.status.missing_model import with_download, without_repaired
 from llm_operator.status.problems import condition, is_fetching, is_running, phase, problems
 from llm_operator.status.rollout import failing_pods, is_rolled_out, with_surge_remedy
@@ -87,7 +88,8 @@ class Evidence:
             for problem in problems(judged, pod_spec)
         ]
         lasting = observed.refusal if is_lasting(observed.refusal) else None
-        found = (lasting, *of_pods, blockage(workload, pods))
+        uncreated = creation_problems(replace(observed, pods=tuple(pods)), pod_spec)
+        found = (lasting, *of_pods, *uncreated, blockage(workload, pods))
         known = [problem for problem in found if problem]
         failures = problems(failing_pods(judged, observed.replica_sets), pod_spec)
         return cls(

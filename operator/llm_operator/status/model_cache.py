@@ -1,26 +1,29 @@
 """The condition ModelCached: the state of the download into a model's cache."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from engine_server.contract.cluster.downloads import downloaded
 from engine_server.contract.cluster.labels import UNUSABLE_MODEL_ANNOTATION
-from engine_server.contract.cluster.reasons import Reason
+from engine_server.contract.cluster.reasons import Reason, needs_person
 from llm_operator.api.model_cache import ModelCache, model_cache
 from llm_operator.api.spec import LLMDeploymentSpec
 from llm_operator.observed import (
     Fetch,
-    Manifest,
     Observed,
     Problem,
+    Warned,
     annotation,
     claim_key,
     fetch_key,
     workload_key,
 )
 from llm_operator.status.conditions import Verdict
+from llm_operator.status.creation import creation_problem
 from llm_operator.status.problems import phase, problems, unusable_problem
 
 # Reasons of Events: of a claim that gets no volume, and of a pod that cannot have it.
 NO_VOLUME = ("ProvisioningFailed", "FailedBinding")
-NO_MOUNT = ("FailedAttachVolume", "FailedMount")
 
 
 def model_cached(spec: LLMDeploymentSpec | None, observed: Observed) -> Verdict | None:
@@ -52,16 +55,18 @@ def cache_problem(spec: LLMDeploymentSpec | None, observed: Observed) -> Problem
             Reason.CLAIM_TERMINATING,
             f"the claim {cache.claim} is being deleted; it is created again afterwards",
         )
-    for warning in reversed(observed.fetch.warnings):
-        if problem := warning_problem(cache, warning):
-            return problem
     pods = observed.fetch.pods
-    found = problems(pods, pods[0]["spec"]) if pods else []
+    pod_spec = pods[-1]["spec"] if pods else {}
+    for warned in reversed(observed.fetch.warnings):
+        if problem := warning_problem(cache, warned, pod_spec):
+            return problem
+    found = problems(pods, pod_spec)
     return full_volume(cache, found[0]) if found else None
 
 
-def warning_problem(cache: ModelCache, warning: Manifest) -> Problem | None:
-    reason, message = warning.get("reason"), str(warning.get("message", ""))
+def warning_problem(cache: ModelCache, warned: Warned, pod_spec: Mapping[str, Any]) -> Problem | None:
+    """Return the problem that a Warning tells. What may pass is left out, but for a volume that is in use."""
+    reason, message = warned
     if reason in NO_VOLUME:
         if "storageclass" in message.lower() or "no storage class is set" in message:
             return Problem(
@@ -73,12 +78,10 @@ def warning_problem(cache: ModelCache, warning: Manifest) -> Problem | None:
                 f"the claim {cache.claim} gets no volume with the access mode {cache.access_mode}: {message}",
             )
         return Problem(Reason.CLAIM_PENDING, f"the claim {cache.claim} gets no volume: {message}")
-    if reason in NO_MOUNT and "Multi-Attach" in message:
-        return Problem(
-            Reason.VOLUME_IN_USE,
-            f"the volume of the claim {cache.claim} is in use on another node: {message}",
-        )
-    return None
+    problem = creation_problem(warned, pod_spec)
+    if problem is None or not (problem.reason == Reason.VOLUME_IN_USE or needs_person(problem.reason)):
+        return None
+    return problem
 
 
 def full_volume(cache: ModelCache, problem: Problem) -> Problem:

@@ -5,7 +5,7 @@ nvidia.com/gpu. preemption: ...`. A message in other words is reported as it is,
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine_server.contract.cluster.reasons import Reason
@@ -73,12 +73,20 @@ def untolerated(taint: str | None, pod_spec: Mapping[str, Any]) -> str:
 
 
 def unbound_claims(message: str, pod_spec: Mapping[str, Any]) -> str:
-    claims = [
-        volume["persistentVolumeClaim"]["claimName"]
-        for volume in pod_spec.get("volumes", ())
-        if "persistentVolumeClaim" in volume
-    ]
-    noun = "PersistentVolumeClaim" if len(claims) == 1 else "PersistentVolumeClaims"
+    claims = named(
+        "the PersistentVolumeClaim", "the PersistentVolumeClaims", claims_of(pod_spec) or ["of the pod"]
+    )
     # The scheduler's summary repeats it for the nodes; other messages have the cause.
     cause = "" if "unbound immediate" in message else f": {message}"
-    return f"no volume is bound to the {noun} {', '.join(claims) or 'of the pod'} yet{cause}"
+    return f"no volume is bound to {claims} yet{cause}"
+
+
+def claims_of(pod_spec: Mapping[str, Any]) -> list[str]:
+    """Return the names of the claims among the volumes of a pod."""
+    claims = [volume.get("persistentVolumeClaim") for volume in pod_spec.get("volumes") or ()]
+    return [claim["claimName"] for claim in claims if claim]
+
+
+def named(one: str, several: str, names: Sequence[str]) -> str:
+    """Return a noun in the number of its names, with them."""
+    return f"{one if len(names) == 1 else several} {', '.join(names)}"

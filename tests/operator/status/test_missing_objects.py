@@ -8,6 +8,7 @@ from llm_operator.status.missing_objects import find_missing_object
     ("message", "problem"),
     [
         ('secret "hub" not found', ("SecretNotFound", "there is no Secret hub")),
+        ('configmap "env" not found', ("ConfigMapNotFound", "there is no ConfigMap env")),
         (
             '0/2 nodes are available: persistentvolumeclaim "models" not found. preemption: 0/2 nodes are available',
             ("ClaimNotFound", "there is no PersistentVolumeClaim models"),
@@ -18,6 +19,6 @@ def test_names_the_object_that_a_message_reports_as_missing(message: str, proble
     assert find_missing_object(message) == problem
 
 
-@pytest.mark.parametrize("message", ["", 'configmap "x" not found', "secret hub was not found"])
+@pytest.mark.parametrize("message", ["", 'node "x" not found', "secret hub was not found"])
 def test_finds_nothing_in_other_wording(message: str) -> None:
     assert find_missing_object(message) is None

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from llm_operator.api.spec import parse
-from llm_operator.observed import Fetch, Observed, workload_key
+from llm_operator.observed import Fetch, Observed, Warned, workload_key
 from llm_operator.status.model_cache import model_cached
 
 
@@ -63,8 +63,8 @@ def test_names_an_access_mode_that_keeps_replicas_from_other_nodes(
 
 def test_a_volume_on_another_node_passes_and_an_access_mode_does_not(manifest: Any) -> None:
     warnings = [
-        {"reason": "FailedAttachVolume", "message": "Multi-Attach error for volume v"},
-        {"reason": "ProvisioningFailed", "message": "unsupported access mode"},
+        Warned("FailedAttachVolume", "Multi-Attach error for volume v"),
+        Warned("ProvisioningFailed", "unsupported access mode"),
     ]
 
     attached, refused = (
