@@ -83,13 +83,13 @@ class Evidence:
         pods = [pod for pod in observed.pods if not (are_replaced and phase(pod) == "Failed")]
         pod_spec = workload.get("spec", {}).get("template", {}).get("spec", {})
         judged = without_repaired(pods, workload, observed)
+        uncreated = creation_problems(replace(observed, pods=tuple(pods)), pod_spec)
         of_pods = [
             with_download(with_surge_remedy(problem, workload, wanted), workload)
-            for problem in problems(judged, pod_spec)
+            for problem in (*problems(judged, pod_spec), *uncreated)
         ]
         lasting = observed.refusal if is_lasting(observed.refusal) else None
-        uncreated = creation_problems(replace(observed, pods=tuple(pods)), pod_spec)
-        found = (lasting, *of_pods, *uncreated, blockage(workload, pods))
+        found = (lasting, *of_pods, blockage(workload, pods))
         known = [problem for problem in found if problem]
         failures = problems(failing_pods(judged, observed.replica_sets), pod_spec)
         return cls(

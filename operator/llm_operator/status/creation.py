@@ -13,7 +13,7 @@ from llm_operator.observed import Manifest, Observed, Problem, Warned
 from llm_operator.status.missing_objects import find_missing_object
 from llm_operator.status.problems import HEALTHY_WAITS, condition, phase, statuses
 from llm_operator.status.rollout import is_of
-from llm_operator.status.scheduling import claims_of, named
+from llm_operator.status.scheduling import claimed_volume, named
 
 # The kubelet's summary of failures that have Warnings of their own, and its words for a cache that is not filled yet.
 VAGUE = ("Unable to attach or mount volumes", "timed out waiting for the condition")
@@ -122,14 +122,6 @@ def mount_problem(warned: Warned, pod_spec: Mapping[str, Any]) -> Problem:
     if volume is None or volume[1] in own:
         return Problem(warned.reason, warned.message)
     return Problem(warned.reason, f"{claimed_volume(pod_spec)} cannot be mounted: {warned.message}")
-
-
-def claimed_volume(pod_spec: Mapping[str, Any]) -> str:
-    """Return the words for the volume of a Warning, which has the pod's claims in place of the volume's own name."""
-    claims = claims_of(pod_spec)
-    if not claims:
-        return "a volume of the pod"
-    return named("the volume of the claim", "one of the volumes of the claims", claims)
 
 
 def missing_handler(message: str) -> Problem | None:

@@ -7,6 +7,7 @@ from engine_server.contract.cluster.labels import POD_TEMPLATE_ANNOTATION
 from engine_server.contract.cluster.reasons import Reason
 from llm_operator.observed import Manifest, Problem, has_replicas, revision
 from llm_operator.status.problems import condition, statuses
+from llm_operator.status.scheduling import FOR_OTHER_NODES
 
 # Reasons for which a container waits after repeated failures.
 GIVEN_UP = (
@@ -65,16 +66,32 @@ def has_container_failed(container: Mapping[str, Any]) -> bool:
 
 
 def with_surge_remedy(problem: Problem, workload: Manifest, wanted: int) -> Problem:
-    """Return the problem of a pod for which no GPU is free, with the remedy if former replicas keep the GPUs.
+    """Return the problem of a pod that lacks a GPU or a volume, with the remedy if former replicas keep these.
 
-    Replicas beyond the wanted number are those of a surge: without a spare GPU it waits until its deadline.
+    Replicas beyond the wanted number are those of a surge: without a spare GPU, or with a volume for one node or one
+    pod, it waits until its deadline.
     """
-    if problem.reason != Reason.UNSCHEDULABLE or workload.get("status", {}).get("replicas", 0) <= wanted:
+    if workload.get("status", {}).get("replicas", 0) <= wanted:
         return problem
-    if not any(f"too little free {resource}" in problem.message for resource in extended_resources(workload)):
+    if lacks_volume(problem):
+        effect = "and leaves it the volume"
+    elif lacks_device(problem, workload):
+        effect = "and needs no spare GPU"
+    else:
         return problem
-    remedy = "rollout.strategy: inPlace ends a replica before its successor starts, and needs no spare GPU"
+    remedy = f"rollout.strategy: inPlace ends a replica before its successor starts, {effect}"
     return Problem(problem.reason, f"{problem.message}; {remedy}")
+
+
+def lacks_volume(problem: Problem) -> bool:
+    """Return True if another pod or another node has the volume that a pod needs."""
+    return problem.reason == Reason.VOLUME_IN_USE or FOR_OTHER_NODES in problem.message
+
+
+def lacks_device(problem: Problem, workload: Manifest) -> bool:
+    return problem.reason == Reason.UNSCHEDULABLE and any(
+        f"too little free {resource}" in problem.message for resource in extended_resources(workload)
+    )
 
 
 def extended_resources(workload: Manifest) -> set[str]:

@@ -19,6 +19,12 @@ CAUSE = re.compile(r"(\d+) (.*?)(?:, (?=\d+ )|$)")
 TAINT = re.compile(r"node\(s\) had untolerated taint(?:\(s\)|s)?(?: \{(.*)\})?")
 SELECTOR = re.compile(r"node\(s\) didn't match Pod's node affinity/selector")
 INSUFFICIENT = re.compile(r"(?:Insufficient|node\(s\) didn't have enough) (\S+)")
+AFFINITY = re.compile(
+    r"node\(s\) (?:didn't match PersistentVolume's node affinity|had volume node affinity conflict)"
+)
+ONE_POD = "ReadWriteOncePod"
+# Of a volume, in a message.
+FOR_OTHER_NODES = "which is for other nodes"
 UNBOUND = re.compile(
     r"unbound immediate PersistentVolumeClaims|available persistent volumes to bind|binding volumes|storageclass"
 )
@@ -45,12 +51,21 @@ def explain(cause: str, pod_spec: Mapping[str, Any]) -> tuple[str, str]:
         return Reason.NODE_SELECTOR_MISMATCH, f"without {wanted_labels(pod_spec)}"
     if resource := INSUFFICIENT.fullmatch(cause):
         return Reason.UNSCHEDULABLE, f"with too little free {resource[1]}"
+    if AFFINITY.fullmatch(cause):
+        return Reason.UNSCHEDULABLE, f"without {claimed_volume(pod_spec)}, {FOR_OTHER_NODES}"
+    if ONE_POD in cause:
+        return Reason.VOLUME_IN_USE, f"while another pod has {claimed_volume(pod_spec)}, which is {ONE_POD}"
     return Reason.UNSCHEDULABLE, cause
 
 
 def priority(counted: tuple[int, str, str]) -> tuple[int, int]:
     """Order causes by the number of nodes; of equal ones, a taint is last, since control planes have one."""
-    order: tuple[str, ...] = (Reason.NODE_SELECTOR_MISMATCH, Reason.UNSCHEDULABLE, Reason.UNTOLERATED_TAINT)
+    order: tuple[str, ...] = (
+        Reason.NODE_SELECTOR_MISMATCH,
+        Reason.VOLUME_IN_USE,
+        Reason.UNSCHEDULABLE,
+        Reason.UNTOLERATED_TAINT,
+    )
     return -counted[0], order.index(counted[1])
 
 
@@ -85,6 +100,14 @@ def claims_of(pod_spec: Mapping[str, Any]) -> list[str]:
     """Return the names of the claims among the volumes of a pod."""
     claims = [volume.get("persistentVolumeClaim") for volume in pod_spec.get("volumes") or ()]
     return [claim["claimName"] for claim in claims if claim]
+
+
+def claimed_volume(pod_spec: Mapping[str, Any]) -> str:
+    """Return the words for a volume of a pod, of which a message has no claim: that of its claim, or of one of them."""
+    claims = claims_of(pod_spec)
+    if not claims:
+        return "a volume of the pod"
+    return named("the volume of the claim", "one of the volumes of the claims", claims)
 
 
 def named(one: str, several: str, names: Sequence[str]) -> str:

@@ -71,10 +71,33 @@ CLAIM = {"volumes": [{"name": "models", "persistentVolumeClaim": {"claimName": "
         ),
         ("no nodes available to schedule pods", {}, "Unschedulable", "no nodes available to schedule pods"),
         (
-            "0/1 nodes are available: 1 node(s) had volume node affinity conflict.",
+            "0/2 nodes are available: 1 Insufficient nvidia.com/gpu, 1 node(s) had volume node affinity conflict.",
             CLAIM,
             "Unschedulable",
-            "none of 1 nodes takes the pod: 1 node(s) had volume node affinity conflict",
+            "none of 2 nodes takes the pod: 1 with too little free nvidia.com/gpu; "
+            "1 without the volume of the claim weights, which is for other nodes",
+        ),
+        (
+            "0/1 nodes are available: 1 node(s) didn't match PersistentVolume's node affinity." + PREEMPTION,
+            CLAIM,
+            "Unschedulable",
+            "none of 1 nodes takes the pod: 1 without the volume of the claim weights, which is for other nodes",
+        ),
+        (
+            "0/2 nodes are available: 2 node has pod using PersistentVolumeClaim with the same name and "
+            "ReadWriteOncePod access mode.",
+            CLAIM,
+            "VolumeInUse",
+            "none of 2 nodes takes the pod: 2 while another pod has the volume of the claim weights, which is "
+            "ReadWriteOncePod",
+        ),
+        (
+            "0/1 nodes are available: 1 node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod access "
+            "mode already in-use by another pod. no new claims to deallocate," + PREEMPTION,
+            CLAIM,
+            "VolumeInUse",
+            "none of 1 nodes takes the pod: 1 while another pod has the volume of the claim weights, which is "
+            "ReadWriteOncePod",
         ),
     ],
 )
