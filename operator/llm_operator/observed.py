@@ -16,6 +16,8 @@ from engine_server.contract.cluster.model_folder import reports_no_model
 Manifest = dict[str, Any]
 # Given to each ReplicaSet by the Deployment's controller, in rising order.
 REVISION_ANNOTATION = "deployment.kubernetes.io/revision"
+# Given to a claim by the scheduler: the node of the pod for which its volume is created.
+SELECTED_NODE_ANNOTATION = "volume.kubernetes.io/selected-node"
 # The entry of a ConfigMap with adapters, in the form of `WantedAdapters`.
 ADAPTERS_ENTRY = "adapters.json"
 EPOCH = datetime.fromtimestamp(0, UTC)
@@ -172,6 +174,8 @@ class Observed:
     subject: Manifest = field(default_factory=dict)
     children: Mapping[ChildKey, Manifest] = field(default_factory=dict)
     pods: tuple[Manifest, ...] = ()
+    # Claims of the user's, by name, as far as they were read; empty for one that does not exist.
+    claims: Mapping[str, Manifest] = field(default_factory=dict)
     # The ReplicaSets of the Deployment, in any order; of their templates only the volumes are known.
     replica_sets: tuple[Manifest, ...] = ()
     # Served names that mean another LLMDeployment, each with that one's namespace and name.
@@ -245,3 +249,7 @@ class Observed:
 
     def claim_uid(self, name: str) -> str:
         return str(self.children.get(claim_key(name), {}).get("metadata", {}).get("uid", ""))
+
+    def claim(self, name: str) -> Manifest:
+        """Return a claim, of whoever made it; empty if there is none or it was not read."""
+        return self.children.get(claim_key(name)) or self.claims.get(name, {})

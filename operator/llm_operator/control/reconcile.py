@@ -42,7 +42,7 @@ from llm_operator.kinds import (
     REPLICA_SETS,
     Resource,
 )
-from llm_operator.observed import ChildKey, KeyHashes, Manifest, Observed, Problem, workload_key
+from llm_operator.observed import ChildKey, KeyHashes, Manifest, Observed, Problem, claim_key, workload_key
 from llm_operator.plan.decide import Decision, decide
 from llm_operator.plan.deletion_cost import is_scale_down
 from llm_operator.plan.ownership import field_manager, owned_by, owned_pods, owners_of
@@ -55,6 +55,7 @@ from llm_operator.status.commits import replicas_to_ask
 from llm_operator.status.creation import uncreated
 from llm_operator.status.messages import presentable
 from llm_operator.status.start import replica_to_ask
+from llm_operator.status.volumes import claims_in_question
 from llm_operator.status.waking import give_up_after
 
 WORKERS = 8
@@ -237,21 +238,27 @@ class Reconciler:
     async def decide(
         self, key: Key, manifest: Manifest, unread: Mapping[Ref, Manifest]
     ) -> tuple[Observed, Decision]:
-        """Observe and decide, again once planned children that are not watched were looked up.
+        """Observe and decide, again once planned children and claims in question that are not watched were looked up.
 
         A foreign object may have such a child's name; only objects with our label are watched.
         """
         default_pull_secrets = await self.default_accounts.pull_secrets(key.namespace)
         looked_up: dict[ChildKey, Manifest | None] = {}
+        claims: dict[str, Manifest] = {}
         while True:
             observed = replace(
-                self.observe(key, manifest, looked_up, unread), default_pull_secrets=default_pull_secrets
+                self.observe(key, manifest, looked_up, unread),
+                default_pull_secrets=default_pull_secrets,
+                claims=claims,
             )
             decision = decide(observed, self.settings)
             unknown = sorted(decision.plan.apply.keys() - observed.children.keys() - looked_up.keys())
-            if not unknown:
+            unread_claims = sorted((decision.plan.claims | claims_in_question(observed)) - claims.keys())
+            if not (unknown or unread_claims):
                 return observed, decision
             looked_up |= await self.cluster.look_up(key.namespace, unknown)
+            found = await self.cluster.look_up(key.namespace, map(claim_key, unread_claims))
+            claims = claims | {child.name: claim or {} for child, claim in found.items()}
 
     def observe(
         self,

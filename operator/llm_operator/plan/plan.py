@@ -48,6 +48,8 @@ class Plan:
     release: tuple[ChildKey, ...] = ()
     # The cache into which the model is downloaded at present.
     fetches: ModelCache | None = None
+    # Claims of the user's whose state the plan depends on.
+    claims: frozenset[str] = frozenset()
     # The time in seconds after which to plan again without an event, if ever.
     requeue_after: float | None = None
 
@@ -69,5 +71,6 @@ def plan(deployment: LLMDeployment, observed: Observed, settings: Settings) -> P
         delete=tuple(key for key, existing in others.items() if may_delete(existing, deployment)),
         release=tuple(key for key, existing in others.items() if may_release(existing, deployment)),
         fetches=fetches,
+        claims=frozenset((fetches.claim,)) if fetches and not fetches.is_created else frozenset(),
         requeue_after=cache.poll_after(fetches, observed) if fetches else None,
     )

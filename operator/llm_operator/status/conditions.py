@@ -14,8 +14,9 @@ from llm_operator.observed import Manifest, Observed, Problem, StartReport
 from llm_operator.status.creation import creation_problems
 from llm_operator.status.missing_model import with_download, without_repaired
 from llm_operator.status.problems import condition, is_fetching, is_running, phase, problems
-from llm_operator.status.rollout import failing_pods, is_rolled_out, with_surge_remedy
+from llm_operator.status.rollout import failing_pods, is_rolled_out, is_surge, with_surge_remedy
 from llm_operator.status.start import current_report
+from llm_operator.status.volumes import with_other_place, with_place
 
 # A Degraded message has at most so many problems.
 MOST_PROBLEMS = 3
@@ -84,10 +85,12 @@ class Evidence:
         pod_spec = workload.get("spec", {}).get("template", {}).get("spec", {})
         judged = without_repaired(pods, workload, observed)
         uncreated = creation_problems(replace(observed, pods=tuple(pods)), pod_spec)
-        of_pods = [
-            with_download(with_surge_remedy(problem, workload, wanted), workload)
-            for problem in (*problems(judged, pod_spec), *uncreated)
-        ]
+        of_pods = [with_place(each, pod_spec, observed) for each in (*problems(judged, pod_spec), *uncreated)]
+        if is_surge(workload, wanted):
+            of_pods = [with_surge_remedy(each, workload) for each in of_pods]
+        else:
+            of_pods = [with_other_place(each, pod_spec, observed) for each in of_pods]
+        of_pods = [with_download(each, workload) for each in of_pods]
         lasting = observed.refusal if is_lasting(observed.refusal) else None
         found = (lasting, *of_pods, blockage(workload, pods))
         known = [problem for problem in found if problem]

@@ -21,9 +21,12 @@ from llm_operator.observed import (
 from llm_operator.status.conditions import Verdict
 from llm_operator.status.creation import creation_problem
 from llm_operator.status.problems import phase, problems, unusable_problem
+from llm_operator.status.volumes import with_place
 
-# Reasons of Events: of a claim that gets no volume, and of a pod that cannot have it.
+# Reasons of Events of a claim that gets no volume.
 NO_VOLUME = ("ProvisioningFailed", "FailedBinding")
+# For a volume that the replicas in force have on another node than the download.
+TOGETHER = "keep downloads and replicas on one node by podTemplate.spec.nodeSelector, or use ReadWriteMany"
 
 
 def model_cached(spec: LLMDeploymentSpec | None, observed: Observed) -> Verdict | None:
@@ -60,7 +63,7 @@ def cache_problem(spec: LLMDeploymentSpec | None, observed: Observed) -> Problem
     for warned in reversed(observed.fetch.warnings):
         if problem := warning_problem(cache, warned, pod_spec):
             return problem
-    found = problems(pods, pod_spec)
+    found = [with_place(each, pod_spec, observed) for each in problems(pods, pod_spec)]
     return full_volume(cache, found[0]) if found else None
 
 
@@ -79,9 +82,9 @@ def warning_problem(cache: ModelCache, warned: Warned, pod_spec: Mapping[str, An
             )
         return Problem(Reason.CLAIM_PENDING, f"the claim {cache.claim} gets no volume: {message}")
     problem = creation_problem(warned, pod_spec)
-    if problem is None or not (problem.reason == Reason.VOLUME_IN_USE or needs_person(problem.reason)):
-        return None
-    return problem
+    if problem is not None and problem.reason == Reason.VOLUME_IN_USE:
+        return Problem(problem.reason, f"{problem.message}; {TOGETHER}")
+    return problem if problem is not None and needs_person(problem.reason) else None
 
 
 def full_volume(cache: ModelCache, problem: Problem) -> Problem:

@@ -65,14 +65,11 @@ def has_container_failed(container: Mapping[str, Any]) -> bool:
     return is_restarted or waiting.get("reason") in GIVEN_UP
 
 
-def with_surge_remedy(problem: Problem, workload: Manifest, wanted: int) -> Problem:
-    """Return the problem of a pod that lacks a GPU or a volume, with the remedy if former replicas keep these.
+def with_surge_remedy(problem: Problem, workload: Manifest) -> Problem:
+    """Return the problem of a pod that lacks a GPU or a volume, with the remedy where former replicas may keep these.
 
-    Replicas beyond the wanted number are those of a surge: without a spare GPU, or with a volume for one node or one
-    pod, it waits until its deadline.
+    Without a spare GPU, or with a volume for one node or one pod, a surge waits until its deadline.
     """
-    if workload.get("status", {}).get("replicas", 0) <= wanted:
-        return problem
     if lacks_volume(problem):
         effect = "and leaves it the volume"
     elif lacks_device(problem, workload):
@@ -81,6 +78,11 @@ def with_surge_remedy(problem: Problem, workload: Manifest, wanted: int) -> Prob
         return problem
     remedy = f"rollout.strategy: inPlace ends a replica before its successor starts, {effect}"
     return Problem(problem.reason, f"{problem.message}; {remedy}")
+
+
+def is_surge(workload: Manifest, wanted: int) -> bool:
+    """Return True if there are more replicas than wanted, since a rollout starts some before it ends others."""
+    return bool(workload.get("status", {}).get("replicas", 0) > wanted)
 
 
 def lacks_volume(problem: Problem) -> bool:

@@ -456,6 +456,32 @@ def test_a_warning_about_the_users_claim_without_a_volume_counts(
     assert until(lambda: cache_condition(world, name, "WrongAccessMode"))
 
 
+def test_a_download_asks_for_gpus_while_the_users_claim_has_no_volume(
+    world: Any, manifest: Any, name: str
+) -> None:
+    bound = f"{name[:40]}-bound"
+    create_claim(world, name)
+    create_claim(world, bound)
+    world.set_status("pvc", bound, {"phase": "Bound"})
+
+    for claim in (name, bound):
+        world.apply(
+            manifest(
+                claim,
+                model={"uri": f"hf://tests/{claim}", "cache": {"claim": claim}},
+                resources={"gpu": 2, "memory": "8Gi"},
+            )
+        )
+
+    limits = {claim: until(lambda c=claim: limits_of_job(world, c)) for claim in (name, bound)}
+    assert limits == {name: {"memory": "8Gi", "nvidia.com/gpu": "2"}, bound: {"memory": "8Gi"}}
+
+
+def limits_of_job(world: Any, name: str) -> dict[str, str]:
+    job = job_of(world, name)
+    return job["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"] if job else {}
+
+
 def warning_about(claim: dict[str, Any], message: str) -> dict[str, Any]:
     """Return the Event that the controller of volumes posts."""
     about = {key: claim["metadata"][key] for key in ("name", "namespace", "uid")}

@@ -72,6 +72,7 @@ def test_a_volume_on_another_node_passes_and_an_access_mode_does_not(manifest: A
     )
 
     assert (attached.reason, refused.reason) == ("VolumeInUse", "WrongAccessMode")
+    assert "podTemplate.spec.nodeSelector" in attached.message
 
 
 def test_the_users_claim_is_named_when_it_is_full(manifest: Any) -> None:

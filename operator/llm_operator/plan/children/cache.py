@@ -13,8 +13,17 @@ from engine_server.contract.cluster import labels
 from llm_operator.api.model_cache import ModelCache, model_cache
 from llm_operator.api.quantity import amount
 from llm_operator.api.spec import LLMDeployment
-from llm_operator.observed import ChildKey, Manifest, Observed, claim_key, fetch_key, workload_key
-from llm_operator.plan.children.fetch_job import fetch_job
+from llm_operator.observed import (
+    SELECTED_NODE_ANNOTATION,
+    ChildKey,
+    Manifest,
+    Observed,
+    annotation,
+    claim_key,
+    fetch_key,
+    workload_key,
+)
+from llm_operator.plan.children.fetch_job import devices, fetch_job
 from llm_operator.plan.lost_model import is_lost
 from llm_operator.plan.ownership import is_complete, is_followed, is_owned, is_terminating, shared_child
 from llm_operator.plan.pod.pods import pod_template
@@ -160,8 +169,9 @@ def job(
 ) -> Iterator[Manifest]:
     """Plan the Job. A running one keeps its template, unless its own LLMDeployment asks for another now.
 
-    In that case no Job is planned: the running one is deleted, and then created anew. An upgrade of the operator
-    does not restart a running download. It tries a model again that the last version could not use.
+    In that case no Job is planned: the running one is deleted, and then created anew. So is one that waits for other
+    GPUs than it should. An upgrade of the operator does not restart a running download. It tries a model again that
+    the last version could not use.
 
     Raises SpecError before the download, unless the engines' template is there already: also for what only their pod
     has, and for what a podTemplate has for the container that fetches and the Job leaves out.
@@ -170,7 +180,7 @@ def job(
         pod_template(deployment, settings, filling_source(deployment.spec.model))
     key = fetch_key(cache.name)
     existing = observed.children.get(key)
-    wanted = fetch_job(deployment, cache, settings)
+    wanted = fetch_job(deployment, cache, settings, is_on_gpus=may_use_gpus(cache, observed))
     if existing is None:
         yield wanted
         return
@@ -181,9 +191,34 @@ def job(
     made_for = metadata["annotations"].get(labels.FETCH_SPEC_ANNOTATION)
     is_unusable = labels.UNUSABLE_MODEL_ANNOTATION in metadata["annotations"]
     is_outdated = is_unusable and metadata["labels"].get(labels.VERSION_LABEL) != settings.version
-    if is_followed(existing, deployment) and (made_for != own_spec or is_outdated):
+    is_misplaced = not is_unusable and waits_for_other_gpus(existing, wanted, cache, observed)
+    if is_followed(existing, deployment) and (made_for != own_spec or is_outdated or is_misplaced):
         return
     kept = shared_child(deployment, key, settings, spec=existing["spec"])
     # What another one has applied is repeated as it is: a different value would be a conflict.
     kept["metadata"] |= {name: metadata[name] for name in ("labels", "annotations")}
     yield kept
+
+
+def may_use_gpus(cache: ModelCache, observed: Observed) -> bool:
+    """Return True while a claim has no volume and no replica has a node: the first pod decides where the volume is."""
+    is_unread = not cache.is_created and cache.claim not in observed.claims
+    is_bound = observed.claim(cache.claim).get("status", {}).get("phase") == "Bound"
+    return not (is_unread or is_bound or has_node(observed))
+
+
+def has_node(observed: Observed) -> bool:
+    """Return True if a replica has a node, and may use its GPUs."""
+    return any(
+        pod.get("spec", {}).get("nodeName")
+        and pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")
+        for pod in observed.pods
+    )
+
+
+def waits_for_other_gpus(existing: Manifest, wanted: Manifest, cache: ModelCache, observed: Observed) -> bool:
+    """Return True for a Job that asks for other GPUs than it should, and neither runs nor has a node to run on."""
+    selected = annotation(observed.claim(cache.claim), SELECTED_NODE_ANNOTATION)
+    is_placed = bool(selected) and not has_node(observed)
+    is_waiting = existing.get("status", {}).get("ready") == 0
+    return is_waiting and not is_placed and devices(existing) != devices(wanted)

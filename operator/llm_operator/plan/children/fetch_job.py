@@ -18,9 +18,10 @@ from llm_operator.api.spec import LLMDeployment, LLMDeploymentSpec
 from llm_operator.api.spec_hash import digest, spec_hash
 from llm_operator.observed import Manifest, fetch_key
 from llm_operator.plan.ownership import shared_child
+from llm_operator.plan.pod.affinity import without_terms
 from llm_operator.plan.pod.overlay import PATH
-from llm_operator.plan.pod.pods import pod_template
-from llm_operator.plan.pod.profiles import profile_of
+from llm_operator.plan.pod.pods import gpu_resource, pod_template
+from llm_operator.plan.pod.profiles import profile_of, with_resources
 from llm_operator.plan.pod.volumes import FETCHED, filling_source
 from llm_operator.settings import Settings
 
@@ -46,12 +47,15 @@ PLACEMENT = (
 )
 
 
-def fetch_job(deployment: LLMDeployment, cache: ModelCache, settings: Settings) -> Manifest:
+def fetch_job(
+    deployment: LLMDeployment, cache: ModelCache, settings: Settings, *, is_on_gpus: bool
+) -> Manifest:
+    """Return the Job. With `is_on_gpus` it asks for an engine's GPUs, so that its volume is created beside them."""
     spec = {
         "backoffLimit": BACKOFF_LIMIT,
         "podReplacementPolicy": "Failed",
         "ttlSecondsAfterFinished": SECONDS_AFTER_FINISHED,
-        "template": fetch_template(deployment, cache, settings),
+        "template": fetch_template(deployment, cache, settings, is_on_gpus=is_on_gpus),
     }
     manifest = shared_child(deployment, fetch_key(cache.name), settings, spec=spec)
     manifest["metadata"]["annotations"] = {
@@ -69,14 +73,18 @@ def fetch_spec(deployment: LLMDeployment, settings: Settings) -> str:
     return digest(given.encode())
 
 
-def fetch_template(deployment: LLMDeployment, cache: ModelCache, settings: Settings) -> dict[str, Any]:
+def fetch_template(
+    deployment: LLMDeployment, cache: ModelCache, settings: Settings, *, is_on_gpus: bool
+) -> dict[str, Any]:
     """Return the engines' pod template with nothing but the container that fetches, and with the claim as its volume.
 
-    It is placed as the engines are, since the volume must be where they can use it, but asks for no GPU. Raises
-    SpecError.
+    It is placed as the engines are, since the volume must be where they can use it. Raises SpecError.
     """
     model = deployment.spec.model
-    template = pod_template(confined(deployment), settings, filling_source(model))
+    engines = with_resources(deployment, profile_of(deployment, settings)).spec.resources
+    gpus = engines.gpus if is_on_gpus else 0
+    placed = confined(deployment) if gpus else without_runtime_class(confined(deployment))
+    template = pod_template(placed, settings, filling_source(model))
     pod = template["spec"]
     fetch = fetching_container(pod)
     container = fetch | {
@@ -88,17 +96,43 @@ def fetch_template(deployment: LLMDeployment, cache: ModelCache, settings: Setti
             f"--progress-port={labels.ENGINE_PORT}",
         ],
         "ports": [{"name": labels.HTTP_PORT_NAME, "containerPort": labels.ENGINE_PORT, "protocol": "TCP"}],
-        "resources": {name: value for name, value in fetch.get("resources", {}).items() if name != "claims"},
+        "resources": with_gpus(fetch.get("resources", {}), gpu_resource(engines), gpus),
     }
     claim = {"name": FETCHED.name, "persistentVolumeClaim": {"claimName": cache.claim}}
     mounted = {mount["name"] for mount in fetch["volumeMounts"]} - {FETCHED.name}
     kept = {name: value for name, value in pod.items() if name not in ENGINES_ALONE}
+    metadata = fetch_metadata(deployment, cache, template["metadata"])
+    if "affinity" in kept:
+        kept["affinity"] = without_engines(
+            kept["affinity"], deployment.namespace, template["metadata"]["labels"], metadata["labels"]
+        )
     kept |= {
         "restartPolicy": "OnFailure",
         "containers": [container],
         "volumes": [claim, *(volume for volume in pod["volumes"] if volume["name"] in mounted)],
     }
-    return {"metadata": fetch_metadata(deployment, cache, template["metadata"]), "spec": kept}
+    return {"metadata": metadata, "spec": kept}
+
+
+def with_gpus(resources: Mapping[str, Any], name: str, gpus: int) -> dict[str, Any]:
+    """Return the resources of the container that fetches with so many GPUs, and without devices that are claimed."""
+    kept = {field: value for field, value in resources.items() if field != "claims"}
+    return kept | {"limits": {**kept.get("limits", {}), name: str(gpus)}} if gpus else kept
+
+
+def without_engines(
+    affinity: object, namespace: str, engines: Mapping[str, str], own: Mapping[str, str]
+) -> object:
+    """Return an affinity without the terms that select engines, which run later, or on the nodes that are wanted.
+
+    One to which the Job's own labels lead too stays: the first pod satisfies it by itself.
+    """
+    affinity = without_terms(
+        affinity,
+        "podAffinity",
+        lambda term: term.selects(engines, namespace) and not term.selects(own, namespace),
+    )
+    return without_terms(affinity, "podAntiAffinity", lambda term: term.selects(engines, namespace))
 
 
 def fetch_metadata(deployment: LLMDeployment, cache: ModelCache, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,6 +171,24 @@ def confined(deployment: LLMDeployment) -> LLMDeployment:
         pod_template={"metadata": given.get("metadata") or {}, "spec": placement(given.get("spec") or {})},
     )
     return msgspec.structs.replace(deployment, spec=confined_spec)
+
+
+def without_runtime_class(deployment: LLMDeployment) -> LLMDeployment:
+    """Return a copy without the runtime class of the podTemplate, which may be for nodes with GPUs alone.
+
+    That of a profile stays: it may be the administrator's sandbox.
+    """
+    given = deployment.spec.pod_template or {}
+    pod = {name: value for name, value in given["spec"].items() if name != "runtimeClassName"}
+    spec = msgspec.structs.replace(deployment.spec, pod_template={**given, "spec": pod})
+    return msgspec.structs.replace(deployment, spec=spec)
+
+
+def devices(job: Manifest) -> dict[str, str]:
+    """Return the number of devices that a Job asks for, by the name of the resource."""
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    limits = container.get("resources", {}).get("limits", {})
+    return {name: str(number) for name, number in limits.items() if "/" in name}
 
 
 def placement(pod: Mapping[str, Any]) -> dict[str, Any]:

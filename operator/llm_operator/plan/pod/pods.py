@@ -1,6 +1,7 @@
 """The engine's pod template."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -8,6 +9,7 @@ import msgspec
 from engine_server.contract.cluster import labels
 from engine_server.contract.cluster.drain import PRE_STOP_SECONDS, termination_grace
 from engine_server.contract.cluster.model_folder import MODEL_FOLDER
+from llm_operator.api.quantity import amount
 from llm_operator.api.sections.engine import Engine
 from llm_operator.api.sections.resources import DEFAULT_GPU_RESOURCE, Resources
 from llm_operator.api.spec import LLMDeployment, LLMDeploymentSpec
@@ -53,7 +55,7 @@ def pod_template(
     if keys.has_admin(deployment, settings):
         add_keys(pod, deployment)
     if origin.fetch is not None:
-        pod["initContainers"] = [model_container(spec, origin.fetch, image)]
+        pod["initContainers"] = [model_container(spec, origin.fetch, image, origin.most_requests)]
     if spec.resources.gpus:
         pod["tolerations"] = [
             {"key": taint, "operator": "Exists", "effect": "NoSchedule"}
@@ -134,14 +136,16 @@ def engine_command(deployment: LLMDeployment, settings: Settings, origin: Source
     )
 
 
-def model_container(spec: LLMDeploymentSpec, uri: str, image: str) -> dict[str, Any]:
+def model_container(
+    spec: LLMDeploymentSpec, uri: str, image: str, most_requests: Mapping[str, str]
+) -> dict[str, Any]:
     """Return the init container that fetches the model, with the source's credentials."""
     given = msgspec.to_builtins(spec.engine.env)
     env = environment(*literal(CACHE_ENV), *given, *credentials.variables(spec.model))
     return container(labels.MODEL_CONTAINER, image, ["fetch", uri, "--to", MODEL_FOLDER]) | {
         "env": env,
         **env_from(spec.engine),
-        "resources": compute(spec.resources, gpus=0),
+        "resources": with_requests_of(compute(spec.resources, gpus=0), most_requests),
         "volumeMounts": mounts((*SCRATCH, FETCHED)),
     }
 
@@ -220,6 +224,16 @@ def compute(resources: Resources, gpus: int) -> dict[str, Any]:
     limits = present({**shared, gpu_resource(resources): gpus or None})
     sections = {"requests": requests, "limits": limits}
     return {name: amounts for name, amounts in sections.items() if amounts}
+
+
+def with_requests_of(resources: dict[str, Any], most: Mapping[str, str]) -> dict[str, Any]:
+    """Return a container's resources with requests of at most so much. What it may use stays as it is."""
+    if "requests" not in resources:
+        return resources
+    requests = {
+        name: min(given, most.get(name, given), key=amount) for name, given in resources["requests"].items()
+    }
+    return {**resources, "requests": requests}
 
 
 def present(amounts: dict[str, int | str | None]) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """The volumes of an engine's pod, and the origin of its model."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from engine_server.contract.cluster.model_folder import MODEL_FOLDER
@@ -24,6 +25,8 @@ SCRATCH = (
 )
 # A block volume belongs to root; the kubelet gives it to the group of the image's user when it is mounted.
 WRITABLE_VOLUME: dict[str, Any] = {"fsGroup": 65532, "fsGroupChangePolicy": "OnRootMismatch"}
+# Of the pod that fetches into a cache.
+FETCH_REQUESTS = {"cpu": "100m", "memory": "512Mi", "ephemeral-storage": "1Gi"}
 FETCHED = Volume("models", {"emptyDir": {}}, {"mountPath": "/models"})
 
 
@@ -36,6 +39,8 @@ class Source(NamedTuple):
     fetch: str | None = None
     # The volumes that hold the model.
     volumes: tuple[Volume, ...] = ()
+    # The most that the container which fetches requests of each resource, if that is less than an engine's.
+    most_requests: Mapping[str, str] = {}
 
 
 def source(model: Model) -> Source:
@@ -48,8 +53,8 @@ def source(model: Model) -> Source:
 
 
 def filling_source(model: Model) -> Source:
-    """Return how a pod gets a model that it fetches into its cache."""
-    return source(model)._replace(fetch=model.uri)
+    """Return how a pod gets a model that it fetches into its cache, beside the replicas that it replaces."""
+    return source(model)._replace(fetch=model.uri, most_requests=FETCH_REQUESTS)
 
 
 def uncached_source(model: Model) -> Source:

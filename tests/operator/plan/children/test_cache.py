@@ -57,7 +57,7 @@ def test_a_claim_and_a_job_come_before_the_deployment(planned: Any, manifest: An
     pod = job["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert container["args"] == ["fetch", "hf://org/name", "--to", f"/models/{name}", "--progress-port=8000"]
-    assert "nvidia.com/gpu" not in container["resources"]["limits"]
+    assert container["resources"]["requests"] == {"memory": "512Mi"}
     assert {"name": "models", "persistentVolumeClaim": {"claimName": name}} in pod["volumes"]
     assert pod["securityContext"]["fsGroup"] == 65532
     assert goal.goal.requeue_after
