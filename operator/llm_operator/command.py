@@ -23,6 +23,7 @@ from llm_operator.control.deletion_costs import DeletionCosts
 from llm_operator.control.lease import Lease
 from llm_operator.control.reconcile import Reconciler
 from llm_operator.control.root_keys import RootKeys
+from llm_operator.control.scaling_reports import ScalingReports
 from llm_operator.flags import LEASE_NAME, Options, parse
 from llm_operator.informer import Informer, cancel, on_signals
 
@@ -83,7 +84,9 @@ async def run(options: Options, configuration: Access, stop: asyncio.Event) -> i
             scales = reconciler.store.scales
             key = root_keys.internal_key if root_keys is not None else str
             routers = Routers(cluster, options.router_service, key)
-            writers.append(Autoscaler(cluster, settings.operator, scales, routers).run)
+            reconciler.scaling_reports = ScalingReports(reconciler.queue.add)
+            autoscaler = Autoscaler(cluster, settings.operator, scales, routers, reconciler.scaling_reports)
+            writers.append(autoscaler.run)
             reconciler.deletion_costs = DeletionCosts(cluster, routers.reports)
         identity = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
         lease = Lease(cluster, options.lease_namespace, LEASE_NAME, identity)

@@ -61,6 +61,13 @@ class KeyHashes(NamedTuple):
     admin: tuple[str, ...] = ()
 
 
+class Scaling(NamedTuple):
+    """The last decision of the autoscaler that was reported."""
+
+    wanted: int
+    reason: str
+
+
 class Replica(NamedTuple):
     """One start of one engine."""
 
@@ -190,6 +197,8 @@ class Observed:
     commits: Mapping[str, str] = field(default_factory=dict)
     # The last Warnings about pods whose containers are not created, by the pod's UID.
     warnings: Mapping[str, tuple[Warned, ...]] = field(default_factory=dict)
+    # None where nobody scales by `autoscaling`.
+    scaling: Scaling | None = None
     # The image pull secrets of the namespace's account `default`.
     default_pull_secrets: tuple[str, ...] = ()
     # The reason why the plan was not carried out, if it was not.

@@ -89,6 +89,7 @@ class Reason(StrEnum):
     CREATE_CONTAINER_CONFIG_ERROR = "CreateContainerConfigError", True
     CREATE_CONTAINER_ERROR = "CreateContainerError", True
     CRASH_LOOP = "CrashLoopBackOff", True
+    DEPLOYMENT_PAUSED = "DeploymentPaused", True
     FAILED_MOUNT = "FailedMount"
     FAILED_ATTACH_VOLUME = "FailedAttachVolume"
     FAILED_CREATE_POD_SANDBOX = "FailedCreatePodSandBox"

@@ -51,6 +51,11 @@ class Start(Section, frozen=True, omit_defaults=False):
     ready: Annotated[Count | None, about("From the warm-up until the pod was ready.")] = None
 
 
+class ReportedScaling(Section, frozen=True, omit_defaults=False):
+    wanted: Annotated[Count, about("The replicas that the operator wants.")]
+    reason: Annotated[str, about("Why, in one word for programs.")]
+
+
 class FailedStart(Section, frozen=True, omit_defaults=False):
     time: Annotated[
         str, Meta(extra_json_schema={"format": "date-time"}), about("The time at which it was given up.")
@@ -107,6 +112,10 @@ class Status(Section, frozen=True, omit_defaults=False):
             "With autoscaling: the last start, if no replica was ready within rollout.progressDeadlineSeconds. It"
             " stays until a replica is ready or the spec changes; requests start a replica again after a pause."
         ),
+    ] = None
+    autoscaling: Annotated[
+        ReportedScaling | None,
+        about("With autoscaling: the last decision of the operator, as it has changed."),
     ] = None
     adapters: Annotated[
         tuple[ServedAdapter, ...] | None,

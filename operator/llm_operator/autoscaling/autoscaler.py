@@ -4,8 +4,10 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import aiohttp
 from kubernetes.aio.client import ApiException
@@ -18,13 +20,22 @@ from llm_operator.autoscaling.history import History, Load, Sample, Summary
 from llm_operator.autoscaling.routers import Reports, Routers
 from llm_operator.control.api_errors import FAILURES, describe
 from llm_operator.control.cluster import Cluster
+from llm_operator.control.events import Events
+from llm_operator.control.scaling_reports import ScalingReports
 from llm_operator.control.watching.scales import Scale, Scales
+from llm_operator.observed import Manifest, Scaling
+from llm_operator.status.news import News
 
 INTERVAL_SECONDS = 1.0
 # After a failed write.
 RETRY_SECONDS = 10.0
+# Most writes end in this time. Decisions don't wait for others.
+WRITE_SECONDS = 0.2
 # An older report of an engine says nothing of its KV cache: engines report with the head of each answer.
 KV_REPORT_SECONDS = 30.0
+
+# Reasons of Events.
+SCALED_UP, SCALED_DOWN = "ScaledUp", "ScaledDown"
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +46,14 @@ class Track:
 
     uid: str
     history: History = field(default_factory=History)
+    # The replicas at the last decision.
+    replicas: int | None = None
     # The resource version that was scaled: the watch has not reported the result while it is the current one.
     scaled_version: str = ""
+    # The replicas that were written last, and why.
+    scaled: tuple[int, str] | None = None
+    # The write that has not ended.
+    writing: asyncio.Task[None] | None = None
     # The event loop's time before which nothing is written, after a failure.
     not_before: float = 0.0
 
@@ -50,19 +67,44 @@ class Autoscaler:
     operator: str
     scales: Scales
     routers: Routers
+    # None where no status has the decisions.
+    scaling_reports: ScalingReports | None = None
     tracks: dict[Key, Track] = field(default_factory=dict)
+    events: Events = field(init=False)
+    # Writes of scales and of Events.
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        # A change is rarer than what it causes, so that each is written.
+        self.events = Events(self.cluster, interval=timedelta(0))
 
     async def run(self) -> None:
         """Decide at intervals until cancelled."""
         loop = asyncio.get_running_loop()
-        async with aiohttp.ClientSession() as session:
-            while True:
-                next_time = loop.time() + INTERVAL_SECONDS
-                if self.scales.by_key or self.tracks:
-                    await self.scale_all(await self.routers.ask(session), loop.time())
-                else:
-                    self.routers.rest()
-                await asyncio.sleep(next_time - loop.time())
+        try:
+            async with aiohttp.ClientSession() as session:
+                while True:
+                    next_time = loop.time() + INTERVAL_SECONDS
+                    if self.scales.by_key or self.tracks:
+                        await self.scale_all(await self.routers.ask(session), loop.time())
+                    else:
+                        self.routers.rest()
+                    await asyncio.sleep(next_time - loop.time())
+        finally:
+            await self.stop()
+
+    async def stop(self) -> None:
+        """Cancel the writes that have not ended."""
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+    def start(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run a write beside the decisions: one that hangs delays none."""
+        task = asyncio.create_task(coroutine, name=name)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
 
     async def scale_all(self, reports: Reports, now: float) -> None:
         """Decide on every LLMDeployment that this operator manages, and write what has changed."""
@@ -88,17 +130,40 @@ class Autoscaler:
                 logger.exception("%s: no decision on its replicas", key)
                 continue
             track = self.tracks[key]
-            is_awaited = track.scaled_version == scale.resource_version
+            self.tell(key, scale, decision, now)
+            is_awaited = track.scaled_version == scale.resource_version or track.writing is not None
             if decision.replicas != scale.replicas and not is_awaited and now >= track.not_before:
-                writes.append(self.write(key, scale, decision, summary))
-        await asyncio.gather(*writes)
+                track.writing = self.start(self.write(key, scale, decision, summary), f"scale of {key}")
+                writes.append(track.writing)
+        if writes:
+            await asyncio.wait(writes, timeout=WRITE_SECONDS)
+
+    def tell(self, key: Key, scale: Scale, decision: Decision, now: float) -> None:
+        """Report a decision, and a change of the number since the last one, whoever has made it."""
+        if self.scaling_reports is not None:
+            self.scaling_reports.put(key, Scaling(decision.replicas, decision.reason), now)
+        track = self.tracks[key]
+        before, track.replicas = track.replicas, scale.replicas
+        if before is None or before == scale.replicas:
+            return
+        is_ours = track.scaled is not None and track.scaled[0] == scale.replicas
+        cause = (
+            track.scaled[1] if track.scaled and is_ours else ", by another client of the scale subresource"
+        )
+        reason = SCALED_UP if scale.replicas > before else SCALED_DOWN
+        change = News("Normal", reason, f"from {before} to {scale.replicas} replicas{cause}")
+        recorded = self.events.record(subject_of(key, scale), [change], datetime.now(UTC))
+        self.start(recorded, f"event of {key}")
 
     def follow(self, scales: Mapping[Key, Scale]) -> None:
         """Begin a track for each new LLMDeployment, one that has taken the name of another included."""
         for key, track in list(self.tracks.items()):
             if key not in scales or scales[key].uid != track.uid:
                 del self.tracks[key]
+                self.events.forget(key)
                 metrics.SCALING.remove(key)
+                if self.scaling_reports is not None:
+                    self.scaling_reports.remove(key)
         for key in scales.keys() - self.tracks.keys():
             self.tracks[key] = Track(scales[key].uid)
 
@@ -128,11 +193,19 @@ class Autoscaler:
                 logger.warning("%s: cannot be scaled to %d: %s", key, decision.replicas, describe(error))
                 track.not_before = asyncio.get_running_loop().time() + RETRY_SECONDS
             return
+        finally:
+            track.writing = None
         track.scaled_version = scale.resource_version
-        logger.info(
-            "%s: scaled from %d to %d (%s): on average %.1f requests in flight or held, and %.2f KV caches in use",
-            key, scale.replicas, decision.replicas, decision.reason, summary.stable.requests, summary.stable.kv,
-        )  # fmt: skip
+        requests, kv = summary.stable
+        demand = f"on average {requests:.1f} requests in flight or held, and {kv:.2f} KV caches in use"
+        cause = f" ({decision.reason}): {demand}"
+        track.scaled = decision.replicas, cause
+        logger.info("%s: scaled from %d to %d%s", key, scale.replicas, decision.replicas, cause)
+
+
+def subject_of(key: Key, scale: Scale) -> Manifest:
+    """Return the part of an LLMDeployment that its Events need."""
+    return {"metadata": {"namespace": key.namespace, "name": key.name, "uid": scale.uid}}
 
 
 def deciding(reports: Reports) -> Iterable[DemandReport]:

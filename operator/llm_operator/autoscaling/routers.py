@@ -145,9 +145,11 @@ class Routers:
             return
         path = ENDPOINT_SLICES.path(self.service.namespace)
         try:
-            page = await self.cluster.call(
-                "GET", path, labelSelector=f"{SERVICE_NAME_LABEL}={self.service.name}"
-            )
+            # A list that hangs delays decisions by less than a gap in the demand.
+            async with asyncio.timeout(LIST_SECONDS):
+                page = await self.cluster.call(
+                    "GET", path, labelSelector=f"{SERVICE_NAME_LABEL}={self.service.name}"
+                )
             listed = msgspec.convert(page, EndpointSliceList)
         except (*FAILURES, msgspec.ValidationError) as error:
             if describe(error) != self.failure:

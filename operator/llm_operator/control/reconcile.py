@@ -28,6 +28,7 @@ from llm_operator.control.pod_questions import PodQuestions
 from llm_operator.control.queue import LONGEST_DELAY_SECONDS, WorkQueue
 from llm_operator.control.record import Record, lacks_owner_alone, marked
 from llm_operator.control.root_keys import RootKeys
+from llm_operator.control.scaling_reports import ScalingReports, reported_scaling
 from llm_operator.control.start_poller import StartPoller
 from llm_operator.control.status_writer import StatusWriter
 from llm_operator.control.turns import Priority
@@ -42,7 +43,16 @@ from llm_operator.kinds import (
     REPLICA_SETS,
     Resource,
 )
-from llm_operator.observed import ChildKey, KeyHashes, Manifest, Observed, Problem, claim_key, workload_key
+from llm_operator.observed import (
+    ChildKey,
+    KeyHashes,
+    Manifest,
+    Observed,
+    Problem,
+    Scaling,
+    claim_key,
+    workload_key,
+)
 from llm_operator.plan.decide import Decision, decide
 from llm_operator.plan.deletion_cost import is_scale_down
 from llm_operator.plan.ownership import field_manager, owned_by, owned_pods, owners_of
@@ -82,6 +92,7 @@ class Reconciler:
     root_keys: RootKeys | None = None
     # None where no routers are known.
     deletion_costs: DeletionCosts | None = None
+    scaling_reports: ScalingReports | None = None
     store: Store = field(default_factory=Store)
     queue: WorkQueue = field(default_factory=WorkQueue)
     records: defaultdict[Key, Record] = field(default_factory=lambda: defaultdict(Record))
@@ -280,11 +291,18 @@ class Reconciler:
             start_report=self.start_poller.reports.get(key),
             pod_adapters=self.adapter_pusher.answers(key),
             commits=self.commit_poller.commits.get(key, {}),
+            scaling=self.scaling(key, manifest),
             warnings=dict(self.warning_poller.warnings.get(key, {})),
             name_holders=self.store.claims.held_by_others(key),
             key_hashes=self.root_keys.hashes(manifest["metadata"]["uid"]) if self.root_keys else KeyHashes(),
             now=datetime.now(UTC),
         )
+
+    def scaling(self, key: Key, manifest: Manifest) -> Scaling | None:
+        """Return the autoscaler's decision; before its first one that of the last operator."""
+        if self.scaling_reports is None or key not in self.store.scales.by_key:
+            return None
+        return self.scaling_reports.get(key) or reported_scaling(manifest)
 
     def all_of(self, resource: Resource, key: Key, unread: Mapping[Ref, Manifest]) -> tuple[Manifest, ...]:
         read = (each for ref, each in unread.items() if ref.resource == resource)

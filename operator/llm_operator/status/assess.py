@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from engine_server.contract.cluster.labels import ENGINE_CONTAINER, selector_text
 from llm_operator.api.spec import LLMDeploymentSpec
-from llm_operator.api.status import Condition, ConditionStatus, ConditionType, Status
+from llm_operator.api.status import Condition, ConditionStatus, ConditionType, ReportedScaling, Status
 from llm_operator.observed import Manifest, Observed, timestamp, workload_key
 from llm_operator.status.adapters import adapters_ready, served_adapters
 from llm_operator.status.commits import mixed_revisions, served_commits
@@ -69,6 +69,7 @@ def assess(spec: LLMDeploymentSpec | None, observed: Observed) -> Status:
         failed_start=failure,
         selector=selector_text(observed.key.name),
         commits=served_commits(observed),
+        autoscaling=ReportedScaling(*observed.scaling) if is_autoscaled and observed.scaling else None,
         adapters=served_adapters(spec, observed),
         conditions=tuple(dated(kind, verdict, observed) for kind, verdict in verdicts.items() if verdict),
     )

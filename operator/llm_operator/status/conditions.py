@@ -129,16 +129,32 @@ def is_lasting(refusal: Problem | None) -> bool:
 
 
 def blockage(workload: Manifest, pods: Sequence[Manifest]) -> Problem | None:
-    """Return the reason why the Deployment cannot create pods, or has given up waiting for them."""
+    """Return the reason why the Deployment cannot create pods, does not, or has given up waiting for them."""
     failure = condition(workload, "ReplicaFailure")
     if failure.get("status") == "True":
         return creation_problem(failure.get("reason", "ReplicaFailure"), failure.get("message", ""))
+    if problem := pause_problem(workload):
+        return problem
     late = deadline_problem(workload)
     if late is not None and is_fetching(pods):
         return late._replace(
             message=FETCHED_IN_PODS.format(", longer than rollout.progressDeadlineSeconds by now")
         )
     return late
+
+
+def pause_problem(workload: Manifest) -> Problem | None:
+    """Return the problem of a Deployment that was paused by hand, while replicas have another template than it."""
+    counts = msgspec.convert(workload.get("status", {}), Counts)
+    is_paused = workload.get("spec", {}).get("paused", False)
+    if not is_paused or counts.replicas <= counts.updated_replicas:
+        return None
+    name = workload["metadata"]["name"]
+    return Problem(
+        Reason.DEPLOYMENT_PAUSED,
+        f"{counts.updated_replicas} of {counts.replicas} replicas are up to date, and the Deployment {name} is paused: "
+        f"kubectl rollout resume deployment/{name}",
+    )
 
 
 def deadline_problem(workload: Manifest) -> Problem | None:

@@ -26,6 +26,17 @@ def reason(scaler: Any, name: str) -> str:
     return found[1] if found else ""
 
 
+def told(scaling: Any, name: str) -> dict[str, Any]:
+    """Return the decision in the status, empty without one."""
+    return dict(scaling.world.get("llmd", name).get("status", {}).get("autoscaling", {}))
+
+
+def events(scaling: Any, name: str) -> dict[str, str]:
+    """Return the messages of an LLMDeployment's Events by their reasons."""
+    found = scaling.world.list("event")
+    return {each["reason"]: each["message"] for each in found if each["involvedObject"]["name"] == name}
+
+
 def test_a_request_starts_a_deployment_from_zero_and_idle_time_returns_it_there(
     scaling: Any, requests: Any, scaler: Any, manifest: Any
 ) -> None:
@@ -62,9 +73,13 @@ def test_requests_of_all_routers_start_replicas_and_their_end_removes_them(
     for router in scaling.routers:
         requests.send(router, "elastic", 3)
     until(lambda: scaling.replicas("elastic") == 3)
+    until(lambda: told(scaling, "elastic").get("wanted") == 3)
+    until(lambda: "ScaledUp" in events(scaling, "elastic"))
     scaling.engine.gate.set()
     assert requests.join() == [200] * 6
     until(lambda: scaling.replicas("elastic") == 1)
+    until(lambda: told(scaling, "elastic") == {"wanted": 1, "reason": "LessDemand"})
+    until(lambda: "(LessDemand)" in events(scaling, "elastic").get("ScaledDown", ""))
     until(lambda: scaler.logged("to 1 (LessDemand)"))
     assert "Traceback" not in scaler.log
 
@@ -95,8 +110,10 @@ def test_nothing_is_scaled_down_while_a_router_does_not_answer(
 def test_a_deployment_without_autoscaling_is_left_to_others(scaling: Any, scaler: Any, manifest: Any) -> None:
     scaling.apply(manifest, "owned", 3, min=1, max=4, **WINDOWS)
     until(lambda: reason(scaler, "owned"))
+    until(lambda: told(scaling, "owned"))
     scaling.world.patch("llmd", "owned", {"spec": {"autoscaling": None}})
     until(lambda: not reason(scaler, "owned"))
+    until(lambda: not told(scaling, "owned"))
     scaling.scale("owned", 5)
     until(lambda: scaling.deployed_replicas("owned") == 5)
     assert scaling.replicas("owned") == 5

@@ -11,6 +11,7 @@ from aiohttp import web
 from kubernetes_objects import endpoint, slice_of
 from llm_operator import metrics
 from llm_operator.api.sections.autoscaling import Autoscaling
+from llm_operator.autoscaling import routers
 from llm_operator.autoscaling.autoscaler import Autoscaler, by_deployment, sample_of
 from llm_operator.autoscaling.history import Load, Sample
 from llm_operator.autoscaling.routers import METRICS_PORT_NAME, Routers, RouterService, addresses, aged
@@ -266,6 +267,27 @@ async def test_no_router_counts_as_unknown_while_nothing_is_autoscaled() -> None
     await until_async(lambda: metrics.UNKNOWN_ROUTERS.collect()[0].samples[0].value == 0)
 
     running.cancel()
+
+
+async def test_a_list_of_routers_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routers, "LIST_SECONDS", 0.01)
+    alive = await serve(1)
+    cluster: Any = TwoRouters(alive.addresses[0][1], alive.addresses[0][1], True)
+    asked = Routers(cluster, RouterService("default", "router"))
+    async with aiohttp.ClientSession() as session:
+        await asked.ask(session)
+        assert asked.listed_at is not None
+        asked.listed_at -= 1.0
+
+        async def hang(*_: Any, **__: Any) -> None:
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(cluster, "call", hang)
+        reports = await asked.ask(session)
+    await alive.cleanup()
+
+    assert asked.failure.startswith("TimeoutError")
+    assert [one.deployments[0].in_flight for one in reports.current] == [1]
 
 
 async def test_routers_that_nobody_asked_for_a_while_are_not_silent() -> None:
