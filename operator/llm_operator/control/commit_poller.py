@@ -14,13 +14,11 @@ from engine_server.contract.base.decoding import decode
 from engine_server.contract.cluster.api import Key
 from engine_server.contract.cluster.labels import ENGINE_PORT
 from engine_server.contract.cluster.model_uri import COMMIT
-from llm_operator.control.pod_questions import PodQuestions
+from llm_operator.control.pod_questions import PodQuestions, pause_after
 from llm_operator.observed import Replica
 
-# Between two rounds of questions to replicas that did not answer; it doubles with each, to more than an hour: a
-# NetworkPolicy may separate them from the operator for as long as they live.
+# Between two rounds of questions to replicas that did not answer; it doubles with each.
 INTERVAL_SECONDS = 2.0
-MOST_DOUBLINGS = 11
 
 
 class Readiness(msgspec.Struct, frozen=True):
@@ -30,11 +28,6 @@ class Readiness(msgspec.Struct, frozen=True):
 
 
 decoder = msgspec.json.Decoder(Readiness)
-
-
-def pause_after(failures: int, interval: float) -> float:
-    """Return the seconds between two rounds of questions to a replica that has failed to answer so often."""
-    return interval * 2.0 ** min(failures, MOST_DOUBLINGS)
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import msgspec
@@ -10,13 +11,11 @@ from engine_server.contract.base.decoding import decode
 from engine_server.contract.base.ranges import Percent, Seconds, Word
 from engine_server.contract.cluster.api import Key
 from engine_server.contract.cluster.labels import ENGINE_PORT
-from llm_operator.control.pod_questions import PodQuestions
+from llm_operator.control.pod_questions import PodQuestions, pause_after
 from llm_operator.observed import Replica, StartReport
 
+# It doubles with each failure in a row.
 INTERVAL_SECONDS = 2.0
-# Failures in a row after which a replica is not asked again, as where a NetworkPolicy separates it from the operator.
-# The interval doubles with each.
-MOST_FAILURES = 7
 
 
 class Readiness(msgspec.Struct, frozen=True):
@@ -41,37 +40,43 @@ class StartPoller:
     reports: dict[Key, StartReport] = field(default_factory=dict)
     replicas: dict[Key, Replica] = field(default_factory=dict)
     tasks: dict[Key, asyncio.Task[None]] = field(default_factory=dict)
+    # Ends the pause of a task.
+    changed: dict[Key, asyncio.Event] = field(default_factory=dict)
 
     def follow(self, key: Key, replica: Replica | None) -> None:
         """Ask `replica` from now on until it serves; with None, nobody."""
-        if replica is None:
-            self.replicas.pop(key, None)
-            return
-        self.replicas[key] = replica
-        if key not in self.tasks:
+        before = self.replicas.pop(key, None)
+        if replica is not None:
+            self.replicas[key] = replica
+        if key in self.tasks:
+            if replica != before:
+                self.changed[key].set()
+        elif replica is not None:
+            self.changed[key] = asyncio.Event()
             self.tasks[key] = asyncio.create_task(self._poll(key), name=f"start of {key}")
 
     def forget(self, key: Key) -> None:
         """Forget an LLMDeployment that was deleted, or is another operator's."""
-        self.replicas.pop(key, None)
+        self.follow(key, None)
         self.reports.pop(key, None)
 
     async def _poll(self, key: Key) -> None:
         asked, failures = None, 0
+        changed = self.changed[key]
         try:
             while replica := self.replicas.get(key):
+                changed.clear()
                 report = await self._ask(key.namespace, replica)
                 if replica != asked:
                     asked, failures = replica, 0
                 failures = 0 if report else failures + 1
-                if failures >= MOST_FAILURES:
-                    report = StartReport(replica, "", 0, {}, is_final=True)
                 if report is not None and report != self.reports.get(key) and key in self.replicas:
                     self.reports[key] = report
                     self.wake(key)
-                await asyncio.sleep(self.interval * 2**failures)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), pause_after(failures, self.interval))
         finally:
-            del self.tasks[key]
+            del self.tasks[key], self.changed[key]
 
     async def _ask(self, namespace: str, replica: Replica) -> StartReport | None:
         """Return the report of a replica, None without an answer."""

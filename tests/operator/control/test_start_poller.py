@@ -28,8 +28,10 @@ class Engine:
 
     def __init__(self) -> None:
         self.answer: dict[str, Any] = LOADING
+        self.questions = 0
 
     async def ready(self, _: web.Request) -> web.Response:
+        self.questions += 1
         text = json.dumps(self.answer).replace('"NESTED"', "[" * 1500 + "]" * 1500)
         status = 200 if self.answer["status"] == "ready" else 503
         return web.Response(text=text, status=status, content_type="application/json")
@@ -63,30 +65,34 @@ async def test_each_change_of_a_start_wakes_the_llmdeployment(engine: Engine) ->
     assert poller.reports[KEY].seconds == READY["seconds"]
 
 
-async def test_a_replica_that_never_answers_is_not_asked_for_ever() -> None:
-    poller = StartPoller(lambda key: poller.follow(key, None), PodQuestions(), interval=0.001)
-    poller.follow(KEY, REPLICA._replace(address=NOBODY))
+async def test_a_replica_that_does_not_answer_is_asked_until_it_does(engine: Engine) -> None:
+    engine.answer = {"status": ["what"]}
+    woken: list[Key] = []
+    poller = StartPoller(woken.append, PodQuestions(), interval=0.0001)
+    poller.follow(KEY, REPLICA)
+    await until_async(lambda: engine.questions > 9)
+    assert poller.reports == {}
 
-    await until_async(lambda: not poller.tasks)
-
-    assert poller.reports[KEY] == StartReport(REPLICA._replace(address=NOBODY), "", 0, {}, is_final=True)
-
-
-async def test_a_new_replica_is_asked_as_often_as_the_first(engine: Engine) -> None:
-    silent = REPLICA._replace(address=NOBODY)
-    poller = StartPoller(lambda _: None, PodQuestions(), interval=0.001)
-    poller.follow(KEY, silent)
-    await until_async(lambda: KEY in poller.reports)
-
-    another = silent._replace(pod="b")
-    poller.follow(KEY, another)
-    await until_async(lambda: poller.reports[KEY].replica == another)
+    engine.answer = READY
+    await until_async(lambda: woken)
 
     assert poller.reports[KEY].is_final
-    poller.follow(KEY, REPLICA)
-    await until_async(lambda: poller.reports[KEY].percent == 42)
     poller.follow(KEY, None)
     await until_async(lambda: not poller.tasks)
+
+
+async def test_a_new_replica_is_asked_during_the_pause_of_one_that_does_not_answer(engine: Engine) -> None:
+    poller = StartPoller(lambda _: None, PodQuestions(), interval=3600.0)
+    poller.follow(KEY, REPLICA._replace(address=NOBODY))
+    # While the first is asked, and while its answer is waited for.
+    for pod in ("b", "c"):
+        another = REPLICA._replace(pod=pod)
+        poller.follow(KEY, another)
+        await until_async(lambda one=another: KEY in poller.reports and poller.reports[KEY].replica == one)
+
+    poller.forget(KEY)
+    await until_async(lambda: not poller.tasks)
+    assert (poller.reports, poller.changed) == ({}, {})
 
 
 @pytest.mark.parametrize(
@@ -103,10 +109,12 @@ async def test_a_new_replica_is_asked_as_often_as_the_first(engine: Engine) -> N
 )
 async def test_an_answer_that_is_not_an_engines_is_no_report(engine: Engine, answer: dict[str, Any]) -> None:
     engine.answer = answer
-    poller = StartPoller(lambda key: poller.follow(key, None), PodQuestions(), interval=0.001)
+    poller = StartPoller(lambda _: None, PodQuestions(), interval=0.001)
     poller.follow(KEY, REPLICA)
+    await until_async(lambda: engine.questions > 2)
+    poller.follow(KEY, None)
     await until_async(lambda: not poller.tasks)
-    assert poller.reports[KEY].seconds == {}
+    assert poller.reports == {}
 
 
 @pytest.mark.usefixtures("operator")
