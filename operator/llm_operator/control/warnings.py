@@ -10,7 +10,7 @@ import msgspec
 from engine_server.contract.base.nesting import decode_shallow
 from engine_server.contract.cluster.page_size import AnswerTooLargeError
 from llm_operator.control.cluster import Cluster
-from llm_operator.control.resources import EVENTS
+from llm_operator.kinds import EVENTS
 from llm_operator.observed import Manifest, Warned
 from llm_operator.status.messages import bounded
 
