@@ -136,7 +136,7 @@ lint: $(VENV)/.development ## style, types, import contracts, file sizes, genera
 
 .PHONY: generated
 generated: $(VENV)/.development ## compare the generated files with what would be generated
-	@diff -u $(CRD) <($(BIN)/python -m llm_operator.api.crd) $(OUTDATED)
+	@diff -u $(CRD) <($(BIN)/python -m llm_operator.crd) $(OUTDATED)
 	@diff -u $(RIGHTS) <($(BIN)/python -m llm_operator.rights) $(OUTDATED)
 	@diff -u $(VALUES_PAGE) <($(BIN)/python -m charts.values_page) $(OUTDATED)
 	@diff -u $(CHART) <($(BIN)/python -m benchmarks.throughput_chart) $(OUTDATED)
@@ -167,7 +167,7 @@ gpu-check: $(VENV)/.development ## without a GPU: import the GPU benchmark and t
 
 .PHONY: manifests
 manifests: $(VENV)/.development ## generate CRD, rights, README, dashboards and alerts in charts/fairlead, and render the chart into manifests/
-	@$(BIN)/python -m llm_operator.api.crd >$(CRD)
+	@$(BIN)/python -m llm_operator.crd >$(CRD)
 	@$(BIN)/python -m llm_operator.rights >$(RIGHTS)
 	@$(BIN)/python -m charts.values_page >$(VALUES_PAGE)
 	@rm -rf $(MONITORING:%=$(CHART_FILES)/%); $(BIN)/python -m charts.monitoring $(CHART_FILES)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hypothesis import strategies as st
-from llm_operator.api.crd import root_schema
+from llm_operator.crd import root_schema
 
 Schema = dict[str, Any]
 Strategy = st.SearchStrategy[Any]

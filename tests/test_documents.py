@@ -14,8 +14,8 @@ import llm_local.command
 import llm_operator.flags
 import pytest
 import yaml
-from llm_operator.api.crd import crd
 from llm_operator.api.spec import parse
+from llm_operator.crd import crd
 
 import engine_server
 import engine_server.bench.command

@@ -1,6 +1,7 @@
 """The dashboard of all models: which are ready, how much they serve, and which need attention."""
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
+from llm_operator.status.conditions import CONDITIONS
 
 from charts.monitoring.panels import Column, Query, board, graph, number, table
 from charts.monitoring.promql import (
@@ -36,9 +37,8 @@ MODEL = ("namespace", "name")
 MODEL_TITLES = {"namespace": "Namespace", "name": "Model"}
 IS_READY = series("fairlead_operator_condition", IN_OPERATOR, 'condition="Ready"', 'status="True"')
 NOT_READY = series("fairlead_operator_condition", IN_OPERATOR, 'condition="Ready"', 'status!="True"')
-PROBLEM = series(
-    "fairlead_operator_condition", IN_OPERATOR, 'condition=~"Degraded|Stalled|NameTaken"', 'status="True"'
-)
+BAD = "|".join(row.type for row in CONDITIONS if row.is_bad)
+PROBLEM = series("fairlead_operator_condition", IN_OPERATOR, f'condition=~"{BAD}"', 'status="True"')
 OUTDATED = series("fairlead_operator_template_outdated", IN_OPERATOR)
 WAITING = series("vllm:num_requests_waiting", IN_ENGINES)
 RUNNING = series("vllm:num_requests_running", IN_ENGINES)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from chart_manifests import DIGEST, EVERY_VALUE, SET_IMAGE, YAML_LOADER, arguments, find, kinds, names, pods
-from llm_operator.api import crd
+from llm_operator import crd
 from llm_operator.api.profiles import read_profiles
 from llm_operator.api.spec import parse
 

@@ -11,9 +11,9 @@ import yaml
 from api_server import ApiServer
 from chart_manifests import find
 from kubernetes_client import Client
-from llm_operator.api.crd import crd
 from llm_operator.api.profiles import read_profiles
 from llm_operator.api.spec import parse
+from llm_operator.crd import crd
 from tiers import tiered
 
 from engine_server.router.callers.keys import decode_keys

@@ -11,12 +11,12 @@ from generated_specs import LIKELY, PATHS, Schema, Strategy, values
 from hypothesis import HealthCheck, Phase, find, settings
 from hypothesis import strategies as st
 from hypothesis.errors import NoSuchExample
-from llm_operator.api.crd import root_schema
 from llm_operator.api.schema import SpecError
 from llm_operator.api.spec import parse
 from llm_operator.autoscaling.decision import decide as decide_replicas
 from llm_operator.autoscaling.history import History, Load, Sample
 from llm_operator.control.watching.scales import scale_of
+from llm_operator.crd import root_schema
 from llm_operator.observed import KeyHashes, Observed
 from llm_operator.plan.decide import decide
 from llm_operator.settings import Settings

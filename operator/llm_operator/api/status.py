@@ -8,25 +8,12 @@ from msgspec import Meta
 from llm_operator.api.schema import LIST_KEYS, LIST_TYPE, Count, Object, Section, about
 
 BY_TYPE = {LIST_TYPE: "map", LIST_KEYS: ["type"]}
-# The schema does not restrict a condition's type to these: a later operator may write more than an older CRD knows.
-ConditionType = Literal[
-    "Ready",
-    "Progressing",
-    "Degraded",
-    "Reconciling",
-    "Stalled",
-    "ModelCached",
-    "AdaptersReady",
-    "NameTaken",
-]
 ConditionStatus = Literal["True", "False", "Unknown"]
 
 
 class Condition(Section, frozen=True, omit_defaults=False):
-    type: Annotated[
-        str,
-        about("Ready, Progressing, Degraded, Reconciling, Stalled, ModelCached, AdaptersReady or NameTaken."),
-    ]
+    # The schema does not restrict it: a later operator may write more than an older CRD knows.
+    type: Annotated[str, about("What it is about.")]
     status: Annotated[ConditionStatus, about("True if the condition holds.")]
     reason: Annotated[str, about("One word for programs.")]
     message: Annotated[str, about("A sentence for people.")]
@@ -34,10 +21,6 @@ class Condition(Section, frozen=True, omit_defaults=False):
         str, Meta(extra_json_schema={"format": "date-time"}), about("The time of the last change of status.")
     ]
     observed_generation: Annotated[int, about("The generation of the spec that it refers to.")] = 0
-
-    @property
-    def is_bad(self) -> bool:
-        return self.type in ("Degraded", "Stalled", "NameTaken") and self.status == "True"
 
 
 class Start(Section, frozen=True, omit_defaults=False):

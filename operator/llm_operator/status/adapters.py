@@ -8,10 +8,10 @@ from engine_server.contract.cluster.reasons import Reason
 from llm_operator.api.spec import LLMDeploymentSpec
 from llm_operator.api.status import ServedAdapter
 from llm_operator.observed import Observed, PodAdapters, Problem, Replica
-from llm_operator.status.conditions import Verdict
 from llm_operator.status.messages import presentable
 from llm_operator.status.problems import condition
 from llm_operator.status.start import started_at
+from llm_operator.status.verdicts import Verdict
 
 
 class Standing(NamedTuple):

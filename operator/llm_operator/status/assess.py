@@ -4,74 +4,52 @@ from dataclasses import replace
 
 from engine_server.contract.cluster.labels import ENGINE_CONTAINER, selector_text
 from llm_operator.api.spec import LLMDeploymentSpec
-from llm_operator.api.status import Condition, ConditionStatus, ConditionType, ReportedScaling, Status
+from llm_operator.api.status import Condition, ConditionStatus, ReportedScaling, Status
 from llm_operator.observed import Manifest, Observed, timestamp, workload_key
-from llm_operator.status.adapters import adapters_ready, served_adapters
+from llm_operator.status.adapters import served_adapters
 from llm_operator.status.commits import mixed_revisions, served_commits
-from llm_operator.status.conditions import (
-    Evidence,
-    Verdict,
-    cause_of_delay,
-    degraded,
-    name_taken,
-    progressing,
-    ready,
-    reconciling,
-    stalled,
-)
+from llm_operator.status.conditions import CONDITIONS
 from llm_operator.status.messages import presentable
 from llm_operator.status.model_cache import cache_problem, model_cached
 from llm_operator.status.problems import restarts
 from llm_operator.status.start import last_start
+from llm_operator.status.verdicts import Evidence, Verdict, cause_of_delay
 from llm_operator.status.waking import failed_start, starting_since
 
 
 def assess(spec: LLMDeploymentSpec | None, observed: Observed) -> Status:
     """Return the status. Without a valid spec it refers to what runs: the replicas of the Deployment in force."""
     observed = without_foreign(observed)
-    workload = observed.workload(observed.key.name)
-    wanted = workload.get("spec", {}).get("replicas", 0) if spec is None else spec.replicas
-    is_autoscaled = spec is not None and spec.autoscaling is not None
-    evidence = Evidence.of(wanted, is_autoscaled, workload, observed)
+    evidence = Evidence.of(spec, observed)
     if problem := cache_problem(spec, observed):
         evidence = replace(evidence, problems=[*evidence.problems, problem])
     if problem := mixed_revisions(observed):
         evidence = replace(evidence, problems=[*evidence.problems, problem])
     cached = model_cached(spec, observed)
-    if observed.fetch is not None:
-        evidence = replace(evidence, download=cached)
-    is_fetching = (
-        cached is not None and not cached.holds and not (workload or evidence.problems or evidence.refusal)
-    )
+    evidence = replace(evidence, cached=cached, download=cached if observed.fetch is not None else None)
     ready_replicas = evidence.counts.ready_replicas
     since = starting_since(spec, ready_replicas, observed)
     failure = failed_start(spec, since, ready_replicas, cause_of_delay(evidence), observed)
     evidence = replace(evidence, failed_start=failure, is_waking=since is not None)
-    verdicts: dict[ConditionType, Verdict | None] = {
-        "Ready": cached if is_fetching else ready(evidence),
-        "Progressing": progressing(evidence),
-        "Degraded": degraded(evidence),
-        "Reconciling": reconciling(evidence),
-        "Stalled": stalled(evidence),
-        "ModelCached": cached,
-        "AdaptersReady": adapters_ready(spec, observed),
-        "NameTaken": name_taken(observed),
-    }
     return Status(
         observed_generation=observed.generation,
         operator=str(observed.reported.get("operator", "")),
         replicas=evidence.counts.replicas,
         ready_replicas=ready_replicas,
-        image=image_in_force(workload),
+        image=image_in_force(evidence.workload),
         restarts=restarts(observed.pods),
         start=last_start(observed),
         starting_since=since,
         failed_start=failure,
         selector=selector_text(observed.key.name),
         commits=served_commits(observed),
-        autoscaling=ReportedScaling(*observed.scaling) if is_autoscaled and observed.scaling else None,
+        autoscaling=ReportedScaling(*observed.scaling)
+        if evidence.is_autoscaled and observed.scaling
+        else None,
         adapters=served_adapters(spec, observed),
-        conditions=tuple(dated(kind, verdict, observed) for kind, verdict in verdicts.items() if verdict),
+        conditions=tuple(
+            dated(row.type, verdict, observed) for row in CONDITIONS if (verdict := row.verdict(evidence))
+        ),
     )
 
 
@@ -93,7 +71,7 @@ def image_in_force(workload: Manifest) -> str:
     )
 
 
-def dated(kind: ConditionType, verdict: Verdict, observed: Observed) -> Condition:
+def dated(kind: str, verdict: Verdict, observed: Observed) -> Condition:
     """Return a condition, with the time of the last transition if the status is still the reported one."""
     status: ConditionStatus = "True" if verdict.holds else "False"
     since = timestamp(observed.now)

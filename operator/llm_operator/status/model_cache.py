@@ -18,9 +18,9 @@ from llm_operator.observed import (
     fetch_key,
     workload_key,
 )
-from llm_operator.status.conditions import Verdict
 from llm_operator.status.creation import creation_problem
 from llm_operator.status.problems import phase, problems, unusable_problem
+from llm_operator.status.verdicts import Verdict
 from llm_operator.status.volumes import with_place
 
 # Reasons of Events of a claim that gets no volume.

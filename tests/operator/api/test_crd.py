@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 from kubernetes_client import RefusedError
-from llm_operator.api.crd import crd, root_schema
 from llm_operator.api.schema import SpecError, fields_of
 from llm_operator.api.sections.engine import EnvVar
 from llm_operator.api.spec import LLMDeploymentSpec, parse
 from llm_operator.api.status import Status
+from llm_operator.crd import crd, root_schema
 from waiting import until
 
 WRONG: list[dict[str, Any]] = [

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from llm_operator.api.status import Condition, ConditionStatus, ConditionType, Status
+from llm_operator.api.status import Condition, ConditionStatus, Status
 from llm_operator.status.news import News, news
 
 
-def condition(kind: ConditionType, status: ConditionStatus, reason: str, message: str = "") -> Condition:
+def condition(kind: str, status: ConditionStatus, reason: str, message: str = "") -> Condition:
     return Condition(type=kind, status=status, reason=reason, message=message, last_transition_time="")
 
 

@@ -11,6 +11,7 @@ from llm_operator.api.schema import NOT_IN_PODS, validations, without_none
 from llm_operator.api.spec import LLMDeploymentSpec
 from llm_operator.api.status import Status
 from llm_operator.api.structural import Schema, structural
+from llm_operator.status.conditions import explanation
 
 READY = '.status.conditions[?(@.type=="Ready")]'
 # The columns of `kubectl get`; those with a priority are shown with -o wide.
@@ -69,6 +70,9 @@ def root_schema() -> Schema:
     spec: Schema = {"description": "The wanted state: which model, on which resources, by how many replicas."}
     spec |= structural(LLMDeploymentSpec)
     describe_changes(LLMDeploymentSpec, spec)
+    status = structural(Status)
+    condition = status["properties"]["conditions"]["items"]["properties"]
+    condition["type"]["description"] = explanation()
     # The only default of a spec, since defaults persist in etcd: the scale subresource needs the field.
     spec["properties"]["replicas"]["default"] = 1
     return {
@@ -82,7 +86,7 @@ def root_schema() -> Schema:
             "spec": spec,
             "status": {
                 "description": "The observed state, and its reasons.",
-                **structural(Status),
+                **status,
                 "default": UNOBSERVED,
             },
         },
