@@ -33,7 +33,7 @@ from llm_operator.control.start_poller import StartPoller
 from llm_operator.control.status_writer import StatusWriter
 from llm_operator.control.turns import Priority
 from llm_operator.control.warning_poller import WarningPoller
-from llm_operator.control.watching.store import Ref, Store, child_key
+from llm_operator.control.watching.store import Ref, Store, child_key, version_of
 from llm_operator.control.watching.trim import trimmed
 from llm_operator.kinds import (
     CHILD_KINDS,
@@ -367,12 +367,15 @@ class Reconciler:
         """Apply one child, and wake the others that share it."""
         resource = CHILDREN[child.api_version, child.kind]
         manager = field_manager(planned, key.name)
+        version = self.store.version(Ref(resource, key.namespace, child.name))
         if existing is not None and lacks_owner_alone(planned, existing):
             (owner,) = planned["metadata"]["ownerReferences"]
             uid = existing["metadata"]["uid"]
             applied = await self.cluster.share(key.namespace, child, uid, owner, manager)
         else:
             applied = await self.cluster.apply(key.namespace, child, marked(planned), manager)
+        if version_of(applied) != version:
+            logger.info("%s: %s %s %s", key, "changed" if existing else "created", child.kind, child.name)
         self.records[key].settle(child, planned, trimmed(resource, applied))
         for other in self.store.put(resource, applied) - {key}:
             self.queue.add(other)

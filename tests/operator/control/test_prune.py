@@ -43,13 +43,24 @@ def test_prunes_owned_children_that_are_not_planned_and_nothing_else(
     assert {f"{name}-engine", f"{name}-unowned", f"{name}-unlabeled"} <= world.names("serviceaccount")
 
 
-def test_prunes_a_budget_that_the_spec_disables(world: Any, manifest: Any, name: str) -> None:
+def test_each_child_that_is_created_changed_or_deleted_is_a_line_in_the_log(
+    world: Any, manifest: Any, name: str, operator: Any
+) -> None:
+    def logged() -> list[str]:
+        key = f"{world.namespace}/{name}: "
+        return [line.partition(key)[2] for line in operator.log.splitlines() if key in line]
+
     world.apply(manifest(name))
     until(lambda: f"{name}-engine" in world.names("pdb"))
+    until(lambda: f"created PodDisruptionBudget {name}-engine" in logged())
 
-    world.apply(manifest(name, budget={"enabled": False}))
+    world.apply(manifest(name, replicas=2, budget={"enabled": False}))
 
     until(lambda: f"{name}-engine" not in world.names("pdb"))
+    until(lambda: f"changed Deployment {name}-engine" in logged())
+    deleted = f"deleted PodDisruptionBudget {name}-engine, which is not planned any more"
+    until(lambda: deleted in logged())
+    assert len(logged()) == len(set(logged()))
 
 
 def test_prunes_nothing_while_the_spec_is_invalid(world: Any, manifest: Any, name: str) -> None:
