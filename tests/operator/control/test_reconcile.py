@@ -69,6 +69,20 @@ def columns_with(world: Any, name: str, word: str) -> list[str] | None:
     return columns if word in columns else None
 
 
+def test_variables_keep_the_specs_order_when_one_is_inserted(world: Any, manifest: Any, name: str) -> None:
+    def order() -> list[str]:
+        (engine,) = template(world, name)["spec"]["containers"]
+        return [variable["name"] for variable in engine["env"]]
+
+    referring = [{"name": "HF_HOME", "value": "$(ROOT)/hf"}, {"name": "LAST", "value": "$(HF_HOME)"}]
+    world.apply(manifest(name, engine={"env": referring}))
+    until(lambda: order()[-2:] == ["HF_HOME", "LAST"])
+
+    world.apply(manifest(name, engine={"env": [{"name": "ROOT", "value": "/cache"}, *referring]}))
+
+    until(lambda: order()[-3:] == ["ROOT", "HF_HOME", "LAST"])
+
+
 def test_scales_through_the_subresource(world: Any, manifest: Any, name: str) -> None:
     world.apply(manifest(name))
     before = until(lambda: template(world, name))

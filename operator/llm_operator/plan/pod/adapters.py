@@ -56,14 +56,20 @@ def flags(deployment: LLMDeployment) -> dict[str, Any]:
     return {**enabled, "max_loras": MAX_IN_STEP, "max_cpu_loras": MAX_IN_MEMORY}
 
 
+def variables(deployment: LLMDeployment) -> dict[str, str]:
+    """Return the engine's variable that names the model of the list of adapters, if there is one.
+
+    An engine of an earlier model that starts again ignores the list of the present one.
+    """
+    return {MODEL_VARIABLE: deployment.spec.model.uri} if deployment.has_adapters else {}
+
+
 def add_adapters(pod: Manifest, deployment: LLMDeployment, origin: Source) -> None:
     """Mount the list of adapters and the model's claim into the engine. No part depends on the list's content."""
     (engine,) = pod["containers"]
     content = {"configMap": {"name": adapters_key(deployment.name).name}}
     volume = Volume("adapters", content, {"mountPath": FOLDER, "readOnly": True})
     pod["volumes"].append({"name": volume.name, **volume.content})
-    # An engine of an earlier model that starts again ignores the list of the present one.
-    engine["env"].append({"name": MODEL_VARIABLE, "value": deployment.spec.model.uri})
     engine["volumeMounts"] += mounts((volume, *claim(origin)))
 
 

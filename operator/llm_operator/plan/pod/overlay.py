@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from llm_operator.api.schema import SpecError
+from llm_operator.plan.pod.variables import overridden
 
 PATH = "spec.podTemplate"
 SERVICE_ACCOUNT = rf"{PATH}\.spec\.(serviceAccount|serviceAccountName|automountServiceAccountToken)"
@@ -75,9 +76,10 @@ def merged_object(base: Any, overlay: Mapping[str, Any], path: str, check: Check
 
 def merged_list(base: Any, overlay: list[Any], identity: str, path: str, check: Check) -> list[Any]:
     items = {item[identity]: item for item in base or ()}
+    given: dict[Any, Any] = {}
     for index, item in enumerate(overlay):
         name = item.get(identity) if isinstance(item, Mapping) else None
         if not isinstance(name, str | int):
             raise SpecError(f"{path}[{index}].{identity}", "is required: it identifies the item")
-        items[name] = merged_value(items.get(name), item, f"{path}[{index}]", check)
-    return list(items.values())
+        given[name] = merged_value(given.get(name, items.get(name)), item, f"{path}[{index}]", check)
+    return overridden(items, given) if path.endswith(".env") else list((items | given).values())

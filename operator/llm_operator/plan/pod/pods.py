@@ -19,6 +19,7 @@ from llm_operator.plan.pod.files import add_files
 from llm_operator.plan.pod.overlay import PATH, merge
 from llm_operator.plan.pod.profiles import profile_of, with_resources
 from llm_operator.plan.pod.template import check_template
+from llm_operator.plan.pod.variables import by_name, overridden
 from llm_operator.plan.pod.volumes import FETCHED, SCRATCH, WRITABLE_VOLUME, Source, limited, mounts, source
 from llm_operator.settings import Settings
 
@@ -91,8 +92,9 @@ def engine_container(
     given: tuple[dict[str, Any], ...] = msgspec.to_builtins(deployment.spec.engine.env)
     models = [{**mount, "readOnly": True} for mount in mounts(origin.volumes)]
     secrets = credentials.adapter_variables(deployment.spec.model) if deployment.has_adapters else []
+    own = [*secrets, *literal(CACHE_ENV | threads(resources) | adapters.variables(deployment))]
     return container(labels.ENGINE_CONTAINER, image, arguments) | {
-        "env": environment(*literal(CACHE_ENV | threads(resources)), *given, *secrets),
+        "env": overridden(by_name(own), by_name(given)),
         **env_from(deployment.spec.engine),
         "ports": [{"name": labels.HTTP_PORT_NAME, "containerPort": labels.ENGINE_PORT, "protocol": "TCP"}],
         "resources": compute(resources, resources.gpus),
@@ -140,10 +142,10 @@ def model_container(
     spec: LLMDeploymentSpec, uri: str, image: str, most_requests: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return the init container that fetches the model, with the source's credentials."""
-    given = msgspec.to_builtins(spec.engine.env)
-    env = environment(*literal(CACHE_ENV), *given, *credentials.variables(spec.model))
+    given: tuple[dict[str, Any], ...] = msgspec.to_builtins(spec.engine.env)
+    own = [*credentials.variables(spec.model), *literal(CACHE_ENV)]
     return container(labels.MODEL_CONTAINER, image, ["fetch", uri, "--to", MODEL_FOLDER]) | {
-        "env": env,
+        "env": overridden(by_name(own), by_name(given)),
         **env_from(spec.engine),
         "resources": with_requests_of(compute(spec.resources, gpus=0), most_requests),
         "volumeMounts": mounts((*SCRATCH, FETCHED)),
@@ -181,11 +183,6 @@ def container(name: str, image: str, args: list[str]) -> dict[str, Any]:
         "securityContext": security,
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
-
-
-def environment(*variables: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the variables without repeated names; the last one of a name wins."""
-    return list({variable["name"]: variable for variable in variables}.values())
 
 
 def env_from(engine: Engine) -> dict[str, Any]:
