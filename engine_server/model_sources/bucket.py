@@ -10,9 +10,9 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
-from engine_server.contract.cluster.model_uri import Bucket
+from engine_server.contract.cluster.model_uri import BUCKET_VARIABLES, Bucket
 from engine_server.model_sources import store
 from engine_server.model_sources.errors import ModelSourceError
 from engine_server.model_sources.folder import is_used
@@ -21,7 +21,7 @@ from engine_server.model_sources.record import Checksums
 
 if TYPE_CHECKING:
     from obstore import GetOptions
-    from obstore.store import S3Store
+    from obstore.store import S3Config, S3Store
 
 PART_BYTES = 16 << 20
 CONCURRENT_FILES = 8
@@ -93,9 +93,11 @@ def _open(source: Bucket) -> "S3Store":
     from obstore.exceptions import BaseError
     from obstore.store import S3Store
 
+    given = {name.lower(): value for name in BUCKET_VARIABLES if (value := _variable(name))}
     try:
         return S3Store(
             source.bucket,
+            config=cast("S3Config", given),
             client_options={
                 "allow_http": _endpoint().startswith("http://"),
                 "connect_timeout": CONNECT_TIMEOUT,
@@ -107,9 +109,14 @@ def _open(source: Bucket) -> "S3Store":
         raise _failure(source, "", error) from None
 
 
+def _variable(name: str) -> str:
+    """Return a variable, empty if it is not set, without the newline that tools and editors leave in a Secret."""
+    return os.environ.get(name, "").strip()
+
+
 def _endpoint() -> str:
-    given = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION", "us-east-1")
+    given = _variable("AWS_ENDPOINT_URL_S3") or _variable("AWS_ENDPOINT_URL")
+    region = _variable("AWS_REGION") or _variable("AWS_DEFAULT_REGION") or "us-east-1"
     return given or f"https://s3.{region}.amazonaws.com"
 
 
@@ -177,7 +184,7 @@ def _failure(source: Bucket, key: str, error: Exception) -> ModelSourceError:
     else:
         reason = text.strip().splitlines()[0]
         for name in _SECRETS:
-            if secret := os.environ.get(name):
+            if secret := _variable(name):
                 reason = reason.replace(secret, "***")
     where = f"the bucket {source.bucket} at {_endpoint()}" + (f", key {key}" if key else "")
     return ModelSourceError(f"{source}: {where}: {reason}")

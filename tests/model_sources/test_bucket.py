@@ -181,6 +181,17 @@ def test_downloads_the_used_files_below_the_prefix(
     assert "AKIAEXAMPLE" not in done.stderr and "very-secret-key" not in done.stderr
 
 
+def test_a_newline_at_the_end_of_a_secrets_values_is_left_out(
+    moto: str, settings: Callable[..., dict[str, str]]
+) -> None:
+    environment = settings(moto)
+    stored = {name: f"{environment[name]}\n" for name in (*KEYS, "AWS_ENDPOINT_URL")}
+
+    done = fetch(environment | stored, "s3://models/org/model")
+
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.more
 def test_files_are_hashed_while_they_are_downloaded(
     moto: str, settings: Callable[..., dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

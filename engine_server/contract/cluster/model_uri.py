@@ -31,6 +31,14 @@ PATTERN = "|".join(
 )
 # A commit of a repository, by all its digits.
 COMMIT = "[0-9a-f]{40}"
+# The variables that a model's Secret may give a process that reads a bucket, by the names of its keys.
+BUCKET_VARIABLES = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_REGION",
+    "AWS_ENDPOINT_URL",
+)
 FORMS = (
     "hf://ORG/NAME[/FILE.gguf][@REVISION], ORG/NAME[@REVISION], pypi://PACKAGE, pvc://CLAIM[/PATH], s3://BUCKET/PATH, "
     "or a path that begins with /, ./, ../ or ~/"

@@ -2,17 +2,8 @@
 
 from typing import Any
 
-from engine_server.contract.cluster.model_uri import Bucket, parse
+from engine_server.contract.cluster.model_uri import BUCKET_VARIABLES, Bucket, parse
 from llm_operator.api.sections.model import Model
-
-# The keys of a Secret that a bucket needs; none is required, since the cloud may give the pod an identity.
-BUCKET_KEYS = (
-    "AWS_ACCESS_KEY_ID",
-    "AWS_SECRET_ACCESS_KEY",
-    "AWS_SESSION_TOKEN",
-    "AWS_REGION",
-    "AWS_ENDPOINT_URL",
-)
 
 
 def variables(model: Model) -> list[dict[str, Any]]:
@@ -21,7 +12,8 @@ def variables(model: Model) -> list[dict[str, Any]]:
         return []
     name = model.secret_ref.name
     if isinstance(parse(model.uri), Bucket):
-        return [variable(key, name, key, optional=True) for key in BUCKET_KEYS]
+        # None is required, since the cloud may give the pod an identity.
+        return [variable(key, name, key, optional=True) for key in BUCKET_VARIABLES]
     return [variable("HF_TOKEN", name, "token")]
 
 
@@ -31,7 +23,7 @@ def adapter_variables(model: Model) -> list[dict[str, Any]]:
         return []
     name = model.secret_ref.name
     hub = variable("HF_TOKEN", name, "token", optional=True)
-    return [hub, *(variable(key, name, key, optional=True) for key in BUCKET_KEYS)]
+    return [hub, *(variable(key, name, key, optional=True) for key in BUCKET_VARIABLES)]
 
 
 def variable(name: str, secret: str, key: str, **options: bool) -> dict[str, Any]:
