@@ -2,19 +2,23 @@
 
 from typing import Any
 
-from engine_server.contract.cluster.model_uri import BUCKET_VARIABLES, Bucket, parse
+from engine_server.contract.cluster.model_uri import BUCKET_VARIABLES, Bucket, HubRepository, parse
 from llm_operator.api.sections.model import Model
 
 
 def variables(model: Model) -> list[dict[str, Any]]:
-    """Return the environment variables that refer to the model's Secret, if it has one."""
+    """Return the environment variables that refer to the model's Secret, if it has one that its source reads."""
     if model.secret_ref is None:
         return []
     name = model.secret_ref.name
-    if isinstance(parse(model.uri), Bucket):
-        # None is required, since the cloud may give the pod an identity.
-        return [variable(key, name, key, optional=True) for key in BUCKET_VARIABLES]
-    return [variable("HF_TOKEN", name, "token")]
+    match parse(model.uri):
+        case Bucket():
+            # None is required, since the cloud may give the pod an identity.
+            return [variable(key, name, key, optional=True) for key in BUCKET_VARIABLES]
+        case HubRepository():
+            return [variable("HF_TOKEN", name, "token")]
+        case _:
+            return []
 
 
 def adapter_variables(model: Model) -> list[dict[str, Any]]:

