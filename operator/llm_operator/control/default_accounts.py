@@ -7,6 +7,7 @@ from typing import NamedTuple
 from llm_operator.control.cluster import Cluster
 from llm_operator.kinds import child_path
 from llm_operator.observed import ChildKey
+from llm_operator.plan.children.service_account import names_of
 
 ACCOUNT = ChildKey("v1", "ServiceAccount", "default")
 # The account is not ours, so it is not watched, and read again only after this time.
@@ -33,6 +34,5 @@ class DefaultAccounts:
         last = self.readings.get(namespace)
         if last is None or now - last.time > MAX_AGE_SECONDS:
             account = await self.cluster.find(child_path(namespace, ACCOUNT)) or {}
-            names = tuple(entry["name"] for entry in account.get("imagePullSecrets", ()))
-            last = self.readings[namespace] = Reading(now, names)
+            last = self.readings[namespace] = Reading(now, names_of(account))
         return last.names

@@ -12,14 +12,14 @@ pytestmark = pytest.mark.usefixtures("operator")
 
 @pytest.fixture(scope="module")
 def private(world: Any) -> str:
-    """A namespace whose default account has a Secret for images."""
+    """A namespace whose default account has a Secret for images, and an entry without a name."""
     home = world.create_namespace(f"{world.namespace}-private")
     default = {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
         "metadata": {"name": "default", "namespace": home},
     }
-    world.apply({**default, "imagePullSecrets": [{"name": "registry"}]})
+    world.apply({**default, "imagePullSecrets": [{"name": "registry"}, {}]})
     return str(home)
 
 

@@ -35,6 +35,11 @@ def pull_secrets(deployment: LLMDeployment, observed: Observed, settings: Settin
     else:
         wanted = tuple(secret.name for secret in chosen)
     account = key(deployment.name)
-    listed = observed.children.get(account, {}).get("imagePullSecrets", ())
-    added = (entry["name"] for entry in listed if entry["name"].startswith(f"{account.name}-dockercfg-"))
+    listed = names_of(observed.children.get(account, {}))
+    added = (name for name in listed if name.startswith(f"{account.name}-dockercfg-"))
     return tuple(dict.fromkeys((*wanted, *added)))
+
+
+def names_of(account: Manifest) -> tuple[str, ...]:
+    """Return the image pull secrets of an account. Kubernetes accepts an entry without a name, and ignores it."""
+    return tuple(entry["name"] for entry in account.get("imagePullSecrets", ()) if entry.get("name"))

@@ -57,7 +57,7 @@ def test_an_empty_list_gives_the_account_no_pull_secrets(planned: Any, manifest:
 
 def test_the_pull_secret_that_openshift_adds_stays(planned: Any, manifest: Any) -> None:
     existing = planned(manifest()).child("ServiceAccount") | {
-        "imagePullSecrets": [{"name": "smollm2-engine-dockercfg-x7k2"}, {"name": "gone"}]
+        "imagePullSecrets": [{"name": "smollm2-engine-dockercfg-x7k2"}, {"name": "gone"}, {}]
     }
     observed = Observed(children={ChildKey.of(existing): existing}, default_pull_secrets=("registry",))
 
