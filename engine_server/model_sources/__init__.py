@@ -12,6 +12,7 @@ from engine_server.contract.cluster.model_uri import Bucket, HubRepository, Pack
 from engine_server.model_sources import bucket, folder, hub, package, record, source, store
 from engine_server.model_sources.errors import ModelSourceError, UnusableModelError
 from engine_server.model_sources.gguf import conversion as gguf
+from engine_server.model_sources.links import check_links, files_at
 from engine_server.model_sources.progress import Progress
 from engine_server.model_sources.record import Checksums
 
@@ -39,6 +40,7 @@ def resolve(
     fill: store.Fill
     match source.locate(uri):
         case Path() as path:
+            check_links(files_at(path), uri)
             found = None
             if load_format in ("auto", "gguf", "dequantized"):
                 found = gguf.find(path, wanted=load_format == "gguf")
@@ -47,6 +49,7 @@ def resolve(
                 conversion = Conversion(lambda: found, dense, own_tokenizer)
                 return materialize(place, str(found), conversion.fill, renewal=conversion.renewal)
             folder.check(path, uri, weights=load_format != "dummy")
+            check_links(folder.weight_files(path), uri)
             record.verify(path, uri)
             gguf.warn_if_outdated(path)
             return path if into is None else materialize(into, uri, partial(_copy, path))

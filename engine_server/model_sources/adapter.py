@@ -7,6 +7,7 @@ from engine_server.contract.cluster.model_uri import Bucket, HubRepository, Pack
 from engine_server.model_sources import bucket, hub, package, source, store
 from engine_server.model_sources.errors import UnusableModelError
 from engine_server.model_sources.folder import ADAPTER_CONFIG
+from engine_server.model_sources.links import check_links, files_at
 from engine_server.model_sources.progress import Progress
 
 
@@ -14,6 +15,7 @@ def resolve_adapter(uri: str) -> Path:
     """Return the local folder of the adapter `uri`, fetched if necessary. Raises ModelSourceError."""
     match source.locate(uri):
         case Path() as path:
+            check_links(files_at(path), uri)
             return check(path, uri)
         case HubRepository(file=None) as repository:
             return check(hub.download(repository, Progress()), uri)

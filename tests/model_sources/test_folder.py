@@ -56,16 +56,79 @@ def test_incomplete_folder_is_refused_with_the_missing_files(
     assert words.format(folder=model) in str(refused.value)
 
 
+@pytest.mark.parametrize("below", ["", "snapshots/0123"])
 def test_a_pods_folder_without_a_model_is_reported_in_the_words_that_the_operator_finds(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, below: str
 ) -> None:
     monkeypatch.setattr(model_folder, "MODEL_FOLDER", str(tmp_path))
+    folder = tmp_path / below
+    folder.mkdir(parents=True, exist_ok=True)
 
     with pytest.raises(ModelSourceError) as refused:
-        resolve(str(tmp_path))
+        resolve(str(folder))
 
     assert model_folder.reports_no_model(f"starting\nfairlead engine: {refused.value}\n")
     assert not model_folder.reports_no_model(f"fairlead engine: {tmp_path}/other: no folder")
+
+
+@pytest.fixture
+def volume(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A pod's volume with the files of a model."""
+    folder = tmp_path / "volume"
+    monkeypatch.setattr(model_folder, "MODEL_FOLDER", str(folder))
+    (folder / "blobs").mkdir(parents=True)
+    (folder / "blobs/0a").write_text("{}")
+    (folder / "blobs/0b").write_bytes(b"weights")
+    return folder
+
+
+def link_snapshot(volume: Path, **targets: str) -> Path:
+    """Return a snapshot as a hub's cache has it, with other targets of its links by the first part of their names."""
+    snapshot = volume / "snapshots/0123"
+    snapshot.mkdir(parents=True)
+    for name, blob in {"config.json": "0a", "model.safetensors": "0b"}.items():
+        (snapshot / name).symlink_to(targets.get(name.partition(".")[0], f"../../blobs/{blob}"))
+    return snapshot
+
+
+def test_a_snapshot_of_a_hubs_cache_is_served_from_a_volume(volume: Path) -> None:
+    snapshot = link_snapshot(volume)
+
+    assert resolve(str(snapshot)) == snapshot
+
+
+@pytest.mark.parametrize("part", ["config", "model"])
+def test_a_link_out_of_the_volume_is_refused(volume: Path, part: str) -> None:
+    outside = volume.parent / "outside"
+    outside.write_text("{}")
+    snapshot = link_snapshot(volume, **{part: "../../../outside"})
+
+    with pytest.raises(
+        ModelSourceError, match=f"{part}.* is a link to {outside}, which is not in the volume"
+    ):
+        resolve(str(snapshot))
+
+
+def test_weights_that_an_index_lists_may_not_lie_outside_of_the_volume(volume: Path) -> None:
+    snapshot = link_snapshot(volume)
+    (snapshot / "a/b").mkdir(parents=True)
+    (snapshot / "a/b/c").symlink_to(volume.parent)
+    (volume.parent / "model.safetensors").write_bytes(b"weights")
+    index = {"weight_map": {"a": "a/b/c/model.safetensors"}}
+    (snapshot / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    with pytest.raises(ModelSourceError, match="which is not in the volume of the model"):
+        resolve(str(snapshot))
+
+
+@pytest.mark.parametrize("part", ["config", "model"])
+def test_a_link_to_nothing_is_refused_with_its_target(volume: Path, part: str) -> None:
+    snapshot = link_snapshot(volume, **{part: "../../blobs/absent"})
+
+    with pytest.raises(
+        ModelSourceError, match=rf"{part}.* is a link to \.\./\.\./blobs/absent, which is not there"
+    ):
+        resolve(str(snapshot))
 
 
 def test_file_in_place_of_a_folder_is_refused(model: Path) -> None:

@@ -12,6 +12,7 @@ from engine_server.contract.cluster.adapters import (
     WantedAdapter,
     WantedAdapters,
 )
+from engine_server.contract.cluster.model_folder import CLAIM_FOLDER
 from engine_server.contract.cluster.model_uri import VolumeClaim, parse
 from llm_operator.api.spec import LLMDeployment
 from llm_operator.observed import ADAPTERS_ENTRY, Manifest, Observed, adapters_key
@@ -23,8 +24,6 @@ from llm_operator.plan.pod.volumes import Source, Volume, mounts
 from llm_operator.settings import Settings
 
 FOLDER = "/etc/fairlead/adapters"
-# The place of the whole claim that holds the model.
-CLAIM_FOLDER = "/models/claim"
 
 
 def plan(deployment: LLMDeployment, observed: Observed, settings: Settings) -> Iterator[Manifest]:

@@ -1,5 +1,6 @@
 """The volumes of an engine's pod, and the origin of its model."""
 
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -27,6 +28,8 @@ SCRATCH = (
 WRITABLE_VOLUME: dict[str, Any] = {"fsGroup": 65532, "fsGroupChangePolicy": "OnRootMismatch"}
 # Of the pod that fetches into a cache.
 FETCH_REQUESTS = {"cpu": "100m", "memory": "512Mi", "ephemeral-storage": "1Gi"}
+# A path in the cache of the hub's own tools: a repository, and a snapshot or a file of it.
+SNAPSHOT = re.compile("((?:.*/)?models--[^/]+)(/snapshots/.+)")
 FETCHED = Volume("models", {"emptyDir": {}}, {"mountPath": "/models"})
 
 
@@ -64,10 +67,20 @@ def uncached_source(model: Model) -> Source:
             return Source(path)
         case VolumeClaim(name, path):
             volume = {"persistentVolumeClaim": {"claimName": name, "readOnly": True}}
-            mount = {"mountPath": MODEL_FOLDER} | ({"subPath": path} if path else {})
-            return Source(MODEL_FOLDER, volumes=(Volume("models", volume, mount),))
+            mounted, below = linked_folder(path)
+            mount = {"mountPath": MODEL_FOLDER} | ({"subPath": mounted} if mounted else {})
+            return Source(MODEL_FOLDER + below, volumes=(Volume("models", volume, mount),))
         case _:
             return Source(MODEL_FOLDER, fetch=model.uri, volumes=(FETCHED,))
+
+
+def linked_folder(path: str) -> tuple[str, str]:
+    """Split a path of a claim into the folder to mount, which has all that the model's files link to, and the rest.
+
+    Files of a snapshot in a hub's cache are links to the folder `blobs` of the same repository.
+    """
+    found = SNAPSHOT.fullmatch(path)
+    return (found[1], found[2]) if found else (path, "")
 
 
 def limited(volume: Volume, resources: Resources) -> dict[str, Any]:

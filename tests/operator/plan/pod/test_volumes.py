@@ -43,3 +43,14 @@ def test_a_claim_without_a_path_is_mounted_whole(planned: Any, manifest: Any) ->
     (mount,) = (mount for mount in goal.engine["volumeMounts"] if mount["name"] == "models")
     assert mount == {"name": "models", "mountPath": "/models/model", "readOnly": True}
     assert goal.engine["args"][1] == "/models/model"
+
+
+@pytest.mark.parametrize("folder", ["models--org--m", "hub/models--org--m"])
+def test_a_snapshot_in_a_hubs_cache_is_mounted_with_the_files_that_it_links_to(
+    planned: Any, manifest: Any, folder: str
+) -> None:
+    goal = planned(manifest(model={"uri": f"pvc://models/{folder}/snapshots/0123abcd"}))
+
+    (mount,) = (mount for mount in goal.engine["volumeMounts"] if mount["name"] == "models")
+    assert (mount["mountPath"], mount["subPath"]) == ("/models/model", folder)
+    assert goal.engine["args"][1] == "/models/model/snapshots/0123abcd"
