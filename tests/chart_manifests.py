@@ -20,6 +20,7 @@ EVERY_VALUE: dict[str, Any] = {
     "watchNamespaces": ["team-a", "team-b"],
     "engine": {"image": "registry.example/engine:2", "imagePullSecrets": [{"name": "engines"}]},
     "keys": {"enabled": True, "routerSecret": "router-root", "adminSecret": "admin-root"},
+    "servedNameOrganizations": ["openai"],
     "admissionPolicy": {"enabled": True, "serviceAccounts": ["shared"]},
     "podPolicy": {
         "nodeName": False,

@@ -249,6 +249,14 @@ def build_parser() -> argparse.ArgumentParser:
         help="namespace to watch, may be repeated (default: all)",
     )
     flag(
+        "--served-name-organization",
+        action="append",
+        default=[],
+        metavar="ORG",
+        help="with --kubernetes: served names ORG/NAME are allowed even without a capital or a dot, as of "
+        "openai/gpt-oss-20b; give the operator the same. No namespace may be called so; may be repeated",
+    )
+    flag(
         "--kubeconfig",
         type=Path,
         metavar="FILE",
@@ -279,8 +287,13 @@ def main(argv: list[str]) -> int:
         sources.append(FileSource(flags.endpoints_file, flags.ready_path, flags.endpoint_key_file))
     if flags.kubernetes:
         try:
-            access, forwards = find_access(flags.kubeconfig), flags.forward_credentials
-            sources.append(KubernetesSource(access, flags.namespace, forwards_credentials=forwards))
+            watched = KubernetesSource(
+                find_access(flags.kubeconfig),
+                flags.namespace,
+                organizations=frozenset(flags.served_name_organization),
+                forwards_credentials=flags.forward_credentials,
+            )
+            sources.append(watched)
         except AccessError as error:
             parser.error(str(error))
     if not (flags.endpoint or sources):

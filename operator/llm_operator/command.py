@@ -24,6 +24,8 @@ from llm_operator.control.lease import Lease
 from llm_operator.control.reconcile import Reconciler
 from llm_operator.control.root_keys import RootKeys
 from llm_operator.control.scaling_reports import ScalingReports
+from llm_operator.control.watching.claims import Claims
+from llm_operator.control.watching.store import Store
 from llm_operator.flags import LEASE_NAME, Options, parse
 from llm_operator.informer import Informer, cancel, on_signals
 
@@ -78,7 +80,8 @@ async def run(options: Options, configuration: Access, stop: asyncio.Event) -> i
         if options.key_secrets is not None:
             root_keys = RootKeys(cluster, options.lease_namespace, options.key_secrets)
         # Of its own, so that it counts the answers to reconciles alone.
-        reconciler = Reconciler(Cluster(api), settings, root_keys)
+        store = Store(claims=Claims(settings.served_name_organizations))
+        reconciler = Reconciler(Cluster(api), settings, root_keys, store=store)
         writers: list[Writer] = [reconciler.run]
         if options.router_service is not None:
             scales = reconciler.store.scales

@@ -61,6 +61,7 @@ def parse(argv: list[str]) -> Options:
         pod_policy=options.pod_policy_file or PodPolicy(),
         profiles=options.profiles_file,
         image_pull_secrets=tuple(options.engine_image_pull_secret),
+        served_name_organizations=frozenset(options.served_name_organization),
         network_peers=options.network_peers_file,
         engine_keys=options.router_key_secret is not None,
         relist_seconds=options.relist_seconds,
@@ -118,6 +119,14 @@ def parser() -> argparse.ArgumentParser:
         default=[],
         metavar="NAME",
         help="Secret for the engines' image, in the namespace of each LLMDeployment; repeatable",
+    )
+    flags.add_argument(
+        "--served-name-organization",
+        action="append",
+        default=[],
+        metavar="ORG",
+        help="served names ORG/NAME are allowed even without a capital or a dot, as of openai/gpt-oss-20b; give "
+        "routers the same. No namespace may be called so; repeatable",
     )
     flags.add_argument(
         "--network-peers-file",

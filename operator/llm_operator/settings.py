@@ -54,6 +54,8 @@ class Settings:
     profiles: Mapping[str, Any] = field(default_factory=dict)
     # Secrets for the image of engines, in the namespace of each LLMDeployment.
     image_pull_secrets: tuple[str, ...] = ()
+    # What may stand before the slash of a served name that looks like the NAMESPACE/NAME of an object.
+    served_name_organizations: frozenset[str] = frozenset()
     # The peers that may reach engines, as in a NetworkPolicy; without any there are no NetworkPolicies.
     network_peers: tuple[dict[str, Any], ...] = ()
     # Engines accept only the calls of the router and of the operator, by keys that are derived from root keys.

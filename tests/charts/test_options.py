@@ -56,6 +56,13 @@ def test_variables_volumes_and_mounts_are_added(render: Render, component: str) 
     assert extra["extraVolumes"][0] in pod_of(manifests, component)["spec"]["volumes"]
 
 
+def test_operator_and_routers_get_the_organizations_of_served_names(render: Render) -> None:
+    manifests = render(servedNameOrganizations=["google", "openai"])
+    for component in ("operator", "router"):
+        given = [each for each in arguments(manifests, component) if "organization" in each]
+        assert given == ["--served-name-organization=google", "--served-name-organization=openai"]
+
+
 def test_security_contexts_can_be_left_to_the_platform(render: Render) -> None:
     manifests = render(podSecurityContext=None, securityContext=None)
     for component in ("operator", "router"):

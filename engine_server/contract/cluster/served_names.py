@@ -1,11 +1,15 @@
 """The names under which deployments and their adapters are reached, and what each name means."""
 
+import re
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from engine_server.contract.cluster.api import Key
 
+# Names of objects, as of their namespaces, have no other characters.
+KUBERNETES_NAME = re.compile("[-a-z0-9]+")
+ORGANIZATION_AND_NAME = re.compile("[^/]+/[^/]+")
 # White space, and control and format characters, which would change what a terminal shows.
 UNPRINTABLE = frozenset(("Cc", "Cf", "Co", "Cs", "Zl", "Zp", "Zs"))
 
@@ -80,14 +84,30 @@ def is_printable(name: str) -> bool:
     return UNPRINTABLE.isdisjoint(map(unicodedata.category, name))
 
 
-def claimable(served_names: Iterable[str], key: Key) -> tuple[str, ...]:
+def claimable(served_names: Iterable[str], key: Key, organizations: Collection[str]) -> tuple[str, ...]:
     """Return the served names that a deployment of the cluster may claim: printable ones that are not foreign.
 
     Whoever may create an LLMDeployment chooses its names, and one that is refused keeps its pods.
     """
-    return tuple(name for name in served_names if is_printable(name) and not is_foreign(name, key))
+    return tuple(
+        name for name in served_names if is_printable(name) and not is_foreign(name, key, organizations)
+    )
 
 
-def is_foreign(served_name: str, key: Key) -> bool:
-    """Return True for a served name with a slash that is not the deployment's own NAMESPACE/NAME."""
-    return "/" in served_name and served_name != str(key)
+def is_foreign(served_name: str, key: Key, organizations: Collection[str]) -> bool:
+    """Return True for a served name that could be the NAMESPACE/NAME of another object, which may not exist yet.
+
+    organizations: those that the administrator uses for no namespace, so that ORGANIZATION/NAME is no object's.
+    """
+    organization, slash, name = served_name.partition("/")
+    if not slash or served_name == str(key):
+        return False
+    if not has_one_slash(served_name):
+        return True
+    is_of_object = KUBERNETES_NAME.fullmatch(organization) and KUBERNETES_NAME.fullmatch(name)
+    return is_of_object is not None and organization not in organizations
+
+
+def has_one_slash(served_name: str) -> bool:
+    """Return True for a served name ORGANIZATION/NAME."""
+    return ORGANIZATION_AND_NAME.fullmatch(served_name) is not None

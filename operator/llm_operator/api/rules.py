@@ -3,9 +3,9 @@
 import re
 
 from engine_server.contract.cluster import model_uri
-from engine_server.contract.cluster.api import DEFAULT_NAMESPACE, MAX_NAME_LENGTH, Key
+from engine_server.contract.cluster.api import MAX_NAME_LENGTH
 from engine_server.contract.cluster.model_uri import HubRepository
-from engine_server.contract.cluster.served_names import is_foreign, is_printable
+from engine_server.contract.cluster.served_names import has_one_slash, is_printable
 from llm_operator.api.schema import Object, Rule
 
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
@@ -63,10 +63,9 @@ def has_valid_name(manifest: Object) -> bool:
     return len(name) <= MAX_NAME_LENGTH and re.search(NAME_PATTERN, name) is not None
 
 
-def has_own_served_names(manifest: Object) -> bool:
-    metadata = manifest["metadata"]
-    key = Key(metadata.get("namespace", DEFAULT_NAMESPACE), metadata["name"])
-    return not any(is_foreign(name, key) for name in manifest["spec"]["model"].get("servedNames", ()))
+def has_served_names_of_organizations(manifest: Object) -> bool:
+    names = manifest["spec"]["model"].get("servedNames", ())
+    return all(has_one_slash(name) for name in names if "/" in name)
 
 
 def has_step(rollout: Object) -> bool:
@@ -196,16 +195,15 @@ SEPARATE_PATHS = Rule(
     message="a file cannot lie below the path of another one",
     holds=lambda files: not are_nested(files),
 )
-# CEL sees no namespace: the API server accepts ANYTHING/NAME, and the operator only NAMESPACE/NAME. A name that an
-# earlier release accepted passes until servedNames change, since else the status could not be written.
-OWN_SERVED_NAMES = Rule(
+# CEL sees neither the namespace nor the administrator's list: the operator decides which ORG/NAME is refused. A name
+# that an earlier release accepted passes until servedNames change, since else the status could not be written.
+SERVED_NAMES_OF_ORGANIZATIONS = Rule(
     cel="!has(self.spec.model.servedNames)"
     " || oldSelf.hasValue() && has(oldSelf.value().spec.model.servedNames)"
     " && oldSelf.value().spec.model.servedNames == self.spec.model.servedNames"
-    " || self.spec.model.servedNames.all(name, !name.contains('/')"
-    " || name.substring(name.indexOf('/') + 1) == self.metadata.name)",
-    message="a served name has a slash in it only if it is the object's own NAMESPACE/NAME",
-    holds=has_own_served_names,
+    " || self.spec.model.servedNames.all(name, name.matches('^[^/]+(/[^/]+)?$'))",
+    message="a served name has one slash at most, between ORG and NAME",
+    holds=has_served_names_of_organizations,
     path="spec.model.servedNames",
     options={"fieldPath": ".spec.model.servedNames", "optionalOldSelf": True},
 )
@@ -235,4 +233,4 @@ ADAPTERS_ON_ITS_CLAIM = Rule(
     options={"fieldPath": ".spec.adapters"},
 )
 # The rules of the whole object.
-OBJECT_RULES = (NAME_RULE, OWN_SERVED_NAMES, FREE_ADAPTER_NAMES, ADAPTERS_ON_ITS_CLAIM)
+OBJECT_RULES = (NAME_RULE, SERVED_NAMES_OF_ORGANIZATIONS, FREE_ADAPTER_NAMES, ADAPTERS_ON_ITS_CLAIM)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from engine_server.contract.cluster.reasons import Reason
+from engine_server.contract.cluster.served_names import is_foreign
 from llm_operator.api.schema import SpecError
 from llm_operator.api.spec import LLMDeployment, LLMDeploymentSpec, parse
 from llm_operator.observed import Observed, Problem
@@ -32,6 +33,7 @@ def decide(observed: Observed, settings: Settings) -> Decision:
     """Parse and plan the observed LLMDeployment."""
     try:
         deployment = parse(observed.subject)
+        check_served_names(deployment, settings)
         goal = plan(deployment, observed, settings)
     except SpecError as error:
         goal = NOTHING if observed.is_paused else plan_refused(observed, settings)
@@ -41,6 +43,19 @@ def decide(observed: Observed, settings: Settings) -> Decision:
     if refusal := obstacle(goal, deployment, observed):
         return Decision(deployment.spec, plan_refused(observed, settings), refusal)
     return Decision(deployment.spec, goal)
+
+
+def check_served_names(deployment: LLMDeployment, settings: Settings) -> None:
+    """Raise SpecError for a served name that may be another object's NAMESPACE/NAME."""
+    organizations = settings.served_name_organizations
+    for index, name in enumerate(deployment.spec.model.served_names):
+        if is_foreign(name, deployment.key, organizations):
+            problem = (
+                f"{name} could be the NAMESPACE/NAME of another object, without a capital or a dot in it"
+            )
+            listed = ", ".join(sorted(organizations)) or "none"
+            remedy = f"the administrator lists what else may stand before the slash: {listed}"
+            raise SpecError(f"spec.model.servedNames[{index}]", f"{problem}; {remedy}")
 
 
 def obstacle(goal: Plan, deployment: LLMDeployment, observed: Observed) -> Problem | None:

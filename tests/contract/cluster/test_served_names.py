@@ -91,10 +91,26 @@ def test_a_name_in_a_namespace_is_never_held_from_outside_while_the_namespace_cl
 
 
 @pytest.mark.parametrize(
-    ("served_name", "foreign"), [("m", False), ("x/a", False), ("x/b", True), ("y/a", True), ("/", True)]
+    "served_name",
+    [
+        "m",
+        "x/a",
+        "Qwen/Qwen3-0.6B",
+        "deepseek-ai/DeepSeek-R1",
+        "qwen/qwen2.5-7b",
+        "Org/b",
+        "openai/gpt-oss-20b",
+    ],
 )
-def test_a_served_name_with_a_slash_is_foreign_unless_it_is_the_deployments_own_name(served_name, foreign):
-    assert is_foreign(served_name, Key("x", "a")) is foreign
+def test_a_deployment_may_claim_a_name_that_is_its_own_or_cannot_be_another_objects(served_name):
+    assert not is_foreign(served_name, Key("x", "a"), {"openai"})
+
+
+@pytest.mark.parametrize(
+    "served_name", ["x/b", "y/a", "google/gemma-3-4b-it", "/", "/A", "A/", "x/A/b", "A/b/c"]
+)
+def test_a_name_that_could_be_another_objects_namespace_and_name_is_foreign(served_name):
+    assert is_foreign(served_name, Key("x", "a"), {"openai"})
 
 
 @given(claims)

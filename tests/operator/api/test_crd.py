@@ -97,8 +97,9 @@ WRONG: list[dict[str, Any]] = [
     {"model": {}},
     {"model": {"uri": "a/b", "servedNames": ["x", "x"]}},
     {"model": {"uri": "a/b", "servedNames": ["a b"]}},
-    {"model": {"uri": "a/b", "servedNames": ["org/name"]}},
     {"model": {"uri": "a/b", "servedNames": ["default/default/wrong"]}},
+    {"model": {"uri": "a/b", "servedNames": ["/name"]}},
+    {"model": {"uri": "a/b", "servedNames": ["Org/"]}},
     {"model": {"uri": "a/b", "secretRef": {}}},
     {"autoscaling": {"min": 3, "max": 2}},
     {"autoscaling": {"min": 3}},
@@ -183,7 +184,7 @@ RIGHT: list[dict[str, Any]] = [
     {
         "model": {
             "uri": "hf://org/name@main",
-            "servedNames": ["default/right", "gpt-4"],
+            "servedNames": ["default/right", "gpt-4", "Qwen/Qwen3-0.6B", "openai/gpt-oss-20b"],
             "secretRef": {"name": "hub"},
         }
     },
@@ -389,7 +390,7 @@ def test_the_api_server_and_the_operator_refuse_a_name(world: Any, manifest: Any
         ({"engine": {"args": ["--port=1"]}}, "spec.engine.args[0]: Invalid value"),
         ({"engine": {"args": ["--port=1"]}}, "the operator itself sets --model"),
         (
-            {"model": {"uri": "a/b", "servedNames": ["org/name"]}},
+            {"model": {"uri": "a/b", "servedNames": ["org/name/more"]}},
             "spec.model.servedNames: Invalid value",
         ),
         (
@@ -456,7 +457,7 @@ def test_an_object_whose_served_names_an_earlier_release_accepted_can_still_be_u
     world: Any, manifest: Any
 ) -> None:
     rules = root_schema()["x-kubernetes-validations"]
-    given = manifest("kept", world.namespace, model={"uri": "a/b", "servedNames": ["org/name"]})
+    given = manifest("kept", world.namespace, model={"uri": "a/b", "servedNames": ["org/name/more"]})
     until(lambda: world.dry_run(given) == "")
     world.apply(given)
     world.apply(crd())
@@ -466,7 +467,7 @@ def test_an_object_whose_served_names_an_earlier_release_accepted_can_still_be_u
     world.scale("llmd", "kept", 3)
 
     with pytest.raises(RefusedError) as refused:
-        world.patch("llmd", "kept", {"spec": {"model": {"servedNames": ["org/other"]}}})
+        world.patch("llmd", "kept", {"spec": {"model": {"servedNames": ["org/other/more"]}}})
     assert rules[1]["message"] in refused.value.message
 
 

@@ -278,7 +278,15 @@ def test_a_served_name_of_another_namespace_is_invalid(world: Any, manifest: Any
 
     found = until(lambda: world.degraded(name, "InvalidSpec"))
 
-    assert found["message"].startswith("spec.model.servedNames: a served name has a slash in it only if")
+    assert found["message"].startswith(
+        f"spec.model.servedNames[0]: {taken} could be the NAMESPACE/NAME of another"
+    )
+
+
+def test_a_served_name_may_be_that_of_a_repository(world: Any, manifest: Any, name: str) -> None:
+    world.apply(manifest(name, model={"uri": "a/b", "servedNames": ["Qwen/Qwen3-0.6B"]}))
+
+    until(lambda: world.reason(name, "Ready") == "Starting")
 
 
 def test_a_served_name_has_one_holder(world: Any, manifest: Any, name: str) -> None:

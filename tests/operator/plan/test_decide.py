@@ -39,6 +39,33 @@ def test_a_valid_spec_is_planned(manifest: Any) -> None:
     assert decision.refusal is None
 
 
+@pytest.mark.parametrize("organizations", [frozenset(), frozenset({"google"})])
+def test_a_served_name_that_could_be_another_objects_is_refused_with_the_allowed_organizations(
+    manifest: Any, organizations: frozenset[str]
+) -> None:
+    settings = replace(SETTINGS, served_name_organizations=organizations)
+    given = manifest(model={"uri": "a/b", "servedNames": ["Qwen/Qwen3-0.6B", "openai/gpt-oss-20b"]})
+
+    decision = decide(observed(given), settings)
+
+    assert decision.refusal is not None and decision.spec is None
+    allowed = ", ".join(organizations) or "none"
+    assert decision.refusal.message == (
+        "spec.model.servedNames[1]: openai/gpt-oss-20b could be the NAMESPACE/NAME of another object, without a capital"
+        f" or a dot in it; the administrator lists what else may stand before the slash: {allowed}"
+    )
+
+
+def test_a_served_name_of_an_allowed_organization_is_planned(manifest: Any) -> None:
+    settings = replace(SETTINGS, served_name_organizations=frozenset({"openai"}))
+
+    decision = decide(
+        observed(manifest(model={"uri": "a/b", "servedNames": ["openai/gpt-oss-20b"]})), settings
+    )
+
+    assert decision.refusal is None
+
+
 def test_a_paused_deployment_changes_nothing(manifest: Any) -> None:
     paused = manifest(replicas=3)
     paused["metadata"]["annotations"] = {"fairlead.dev/paused": "true"}

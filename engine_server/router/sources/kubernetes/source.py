@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import aiohttp
 
@@ -26,10 +26,19 @@ class KubernetesSource:
     """Watches the LLMDeployments and EndpointSlices of some namespaces, or of the whole cluster if none is given."""
 
     def __init__(
-        self, access: Access, namespaces: Sequence[str], *, forwards_credentials: bool = False
+        self,
+        access: Access,
+        namespaces: Sequence[str],
+        *,
+        organizations: Collection[str] = (),
+        forwards_credentials: bool = False,
     ) -> None:
-        """forwards_credentials: engines, which anyone who may create an LLMDeployment chooses, get those of clients."""
+        """organizations: what may stand before the slash of a served name that looks like an object's NAMESPACE/NAME.
+
+        forwards_credentials: engines, which anyone who may create an LLMDeployment chooses, get those of clients.
+        """
         self.access = access
+        self._organizations = organizations
         self._forwards_credentials = forwards_credentials
         self._deployments: dict[Key, LLMDeployment] = {}
         self._slices: defaultdict[Key, dict[Identity, EndpointSlice]] = defaultdict(dict)
@@ -111,7 +120,7 @@ class KubernetesSource:
         by_pod = serving_pods(self._slices[key].values())
         return Deployment(
             key,
-            claimable(found.spec.model.served_names or (key.name,), key),
+            claimable(found.spec.model.served_names or (key.name,), key, self._organizations),
             tuple(sorted(by_pod.values())),
             created.timestamp() if created else 0.0,
             found.spec.routing.policy,

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -11,21 +11,27 @@ from engine_server.contract.cluster.served_names import NameClaim, Standing, cla
 from llm_operator.observed import Manifest
 
 
-def claim_of(manifest: Manifest) -> NameClaim:
-    """Return the claim of an LLMDeployment, which need not be valid otherwise."""
+def claim_of(manifest: Manifest, organizations: Collection[str]) -> NameClaim:
+    """Return the claim of an LLMDeployment, which need not be valid otherwise.
+
+    organizations: what may stand before the slash of a served name.
+    """
     metadata = manifest["metadata"]
     served = manifest.get("spec", {}).get("model", {}).get("servedNames") or [metadata["name"]]
-    adapters = [entry["name"] for entry in manifest.get("spec", {}).get("adapters") or ()]
+    names = (entry["name"] for entry in manifest.get("spec", {}).get("adapters") or ())
+    adapters = [name for name in names if "/" not in name]
     created = metadata.get("creationTimestamp")
     age = datetime.fromisoformat(created).timestamp() if created else 0.0
     key = Key.of(manifest)
-    return NameClaim(age, key, claimable((*served, *adapters), key))
+    return NameClaim(age, key, claimable((*served, *adapters), key, organizations))
 
 
 @dataclass(slots=True)
 class Claims:
     """The current claim of every LLMDeployment, indexed by name."""
 
+    # What may stand before the slash of a served name that looks like the NAMESPACE/NAME of an object.
+    organizations: Collection[str] = ()
     by_key: dict[Key, NameClaim] = field(default_factory=dict)
     # Of each name in order: the first holds it.
     _standings: defaultdict[str, list[Standing]] = field(default_factory=lambda: defaultdict(list))

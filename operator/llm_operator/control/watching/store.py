@@ -85,7 +85,7 @@ class Store:
         if known is not None and known.owners != entry.owners and is_shared_alike(known, entry):
             affected = entry.owners ^ known.owners
         if resource == LLMDEPLOYMENTS:
-            affected |= self.claims.put(Key.of(manifest), claim_of(manifest))
+            affected |= self.claims.put(Key.of(manifest), claim_of(manifest, self.claims.organizations))
         return affected
 
     def remove(self, ref: Ref, version: int) -> frozenset[Key]:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from llm_operator import metrics
 from llm_operator.control.watching import room
+from llm_operator.control.watching.claims import Claims
 from llm_operator.control.watching.store import Ref, Store
 from llm_operator.kinds import CHILDREN, LLMDEPLOYMENTS, PODS, REPLICA_SETS
 from llm_operator.observed import ChildKey
@@ -155,10 +156,21 @@ def test_a_deletion_is_forgotten_with_the_first_list_that_is_not_older() -> None
 def test_a_refused_name_is_no_claim() -> None:
     store = Store()
     names = ["mine", "victim/llama", "a\x1b[2Jb"]
+    adapters = [{"name": "Org/b"}, {"name": "b"}]
     metadata = {"name": "a", "namespace": "evil", "resourceVersion": "1"}
+    spec = {"model": {"servedNames": names}, "adapters": adapters}
+    store.put(LLMDEPLOYMENTS, {"metadata": metadata, "spec": spec})
+
+    assert store.claims.by_key[Key("evil", "a")].served_names == ("mine", "b")
+
+
+def test_names_of_allowed_organizations_are_claims() -> None:
+    store = Store(claims=Claims(frozenset({"openai"})))
+    names = ["Qwen/Qwen3-0.6B", "openai/gpt-oss-20b", "google/gemma-3-4b-it"]
+    metadata = {"name": "a", "namespace": "x", "resourceVersion": "1"}
     store.put(LLMDEPLOYMENTS, {"metadata": metadata, "spec": {"model": {"servedNames": names}}})
 
-    assert store.claims.by_key[Key("evil", "a")].served_names == ("mine",)
+    assert store.claims.by_key[Key("x", "a")].served_names == ("Qwen/Qwen3-0.6B", "openai/gpt-oss-20b")
 
 
 def config_map(

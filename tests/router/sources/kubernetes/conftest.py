@@ -54,8 +54,10 @@ async def api(monkeypatch):
 async def follow(eventually):
     followed = []
 
-    async def start(access: Access, *namespaces: str, synced: bool = True) -> Followed:
-        one = Followed(KubernetesSource(access, namespaces))
+    async def start(
+        access: Access, *namespaces: str, synced: bool = True, organizations: tuple[str, ...] = ()
+    ) -> Followed:
+        one = Followed(KubernetesSource(access, namespaces, organizations=organizations))
         followed.append(one)
         if synced:
             await eventually(lambda: one.source.synced)

@@ -80,6 +80,15 @@ async def test_a_name_of_another_namespace_or_for_no_terminal_claims_nothing(api
     assert sorted(followed.directory.models()) == ["mine"]
 
 
+async def test_a_deployment_may_have_the_name_of_a_repository_that_cannot_be_another_objects(api, follow):
+    names = ("Qwen/Qwen3-0.6B", "openai/gpt-oss-20b", "google/gemma-3-4b-it")
+    api.items["llmdeployments"] = [llmd("m", *names, namespace="x", resourceVersion="7")]
+
+    followed = await follow(Access(api.url), organizations=("openai",))
+
+    assert sorted(followed.directory.models()) == ["Qwen/Qwen3-0.6B", "openai/gpt-oss-20b"]
+
+
 async def test_a_key_for_a_deployment_that_is_absent_opens_no_other(api, follow):
     api.items["llmdeployments"] = [llmd("llama", "victim/llama", namespace="evil", resourceVersion="7")]
     followed = await follow(Access(api.url))
