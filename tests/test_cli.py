@@ -156,7 +156,7 @@ def taken() -> Iterator[str]:
         (["up", "-"], "-: there is no LLMDeployment"),
         (["fetch", "./none"], "./none: no folder at"),
         (["fetch", "pypi://none", "--to=/proc/none"], "cannot be written to /proc/none"),
-        (["fetch", "./none", f"--progress-port={TAKEN}"], f"can't listen on port {TAKEN}: "),
+        (["fetch", "./none", f"--progress-port={TAKEN}"], f"can't listen on [::]:{TAKEN}: "),
         (["bench", "--base-url=http://127.0.0.1:1", "--model=m"], "the first request failed: "),
     ],
 )

@@ -4,7 +4,7 @@ import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from engine_server.contract.base.listening import ListenError
+from engine_server.contract.base.listening import EVERY_ADDRESS, listen_on
 from engine_server.contract.cluster.fetch_container import PROGRESS_PATH
 from engine_server.model_sources.progress import Progress
 
@@ -12,7 +12,7 @@ READ_SECONDS = 10
 
 
 def serve(progress: Progress, port: int) -> ThreadingHTTPServer:
-    """Answer requests for the progress on all interfaces until the process ends. Raises ListenError."""
+    """Answer requests for the progress on all addresses until the process ends. Raises ListenError."""
 
     class Answer(BaseHTTPRequestHandler):
         timeout = READ_SECONDS
@@ -31,9 +31,9 @@ def serve(progress: Progress, port: int) -> ThreadingHTTPServer:
         def log_message(self, *_: object) -> None:
             """Log no requests."""
 
-    try:
-        server = ThreadingHTTPServer(("", port), Answer)
-    except (OSError, OverflowError) as error:
-        raise ListenError(f"can't listen on port {port}: {error}") from error
+    listener = listen_on(EVERY_ADDRESS, port)
+    server = ThreadingHTTPServer(listener.getsockname(), Answer, bind_and_activate=False)
+    server.socket.close()
+    server.socket = listener
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import uvloop
 
+from engine_server.contract.base.authority import authority
 from engine_server.contract.base.command_line import Parser
-from engine_server.contract.base.listening import ListenError
+from engine_server.contract.base.listening import EVERY_ADDRESS, ListenError
 from engine_server.contract.base.logs import add_log_flags, configure_logs
 from engine_server.contract.base.open_files import most_connections, raise_open_files_limit
 from engine_server.contract.cluster.drain import ANNOUNCE_SECONDS, DEFAULT_DRAIN_TIMEOUT_SECONDS
@@ -52,7 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Spread requests over engine replicas. `fairlead router key NAME` makes a key for --keys-file.",
     )
     flag = parser.add_argument
-    flag("--host", default="0.0.0.0", help="address to listen on")  # noqa: S104
+    flag("--host", default=EVERY_ADDRESS, help="address to listen on; :: is all of IPv4 and IPv6")
     flag("--port", type=int, default=ROUTER_PORT, help="port to listen on; 0 takes a free one")
     flag(
         "--metrics-port",
@@ -368,8 +369,8 @@ async def serve(
     loop.add_signal_handler(signal.SIGINT, server.leave, 0.0)
 
     def report(port: int, metrics_port: int) -> None:
-        log.info("metrics are on http://%s:%d/metrics", settings.host, metrics_port)
-        log.info("listening on http://%s:%d", settings.host, port)
+        log.info("metrics are on http://%s/metrics", authority(settings.host, metrics_port))
+        log.info("listening on http://%s", authority(settings.host, port))
 
     await server.run(report)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from engine_server.contract.base.listening import EVERY_ADDRESS
 from engine_server.contract.base.open_files import most_internal_connections
 from engine_server.contract.cluster.demand import DEMAND_PATH
 from engine_server.contract.cluster.drain import ANNOUNCE_SECONDS, DEFAULT_DRAIN_TIMEOUT_SECONDS
@@ -62,7 +63,7 @@ class Settings:
     """The settings of a router process."""
 
     # All interfaces: a router is there to be reached from outside.
-    host: str = "0.0.0.0"  # noqa: S104
+    host: str = EVERY_ADDRESS
     # 0 takes a free one.
     port: int = ROUTER_PORT
     # Of metrics and internal pages; 0 takes a free one.

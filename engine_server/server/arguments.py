@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal, Self
 
+from engine_server.contract.base.listening import EVERY_ADDRESS
 from engine_server.contract.base.logs import FORMAT_HELP, LEVEL_HELP, Format, Level
 from engine_server.contract.cluster.drain import ANNOUNCE_SECONDS, DEFAULT_DRAIN_TIMEOUT_SECONDS
 from engine_server.contract.cluster.labels import ADMIN_PORT, ENGINE_PORT
@@ -44,7 +45,7 @@ def paths(text: str) -> list[str]:
 class AddressArguments:
     """Address."""
 
-    host: str = argument("0.0.0.0", "address to listen on")  # noqa: S104
+    host: str = argument(EVERY_ADDRESS, "address to listen on; :: is all of IPv4 and IPv6")
     port: int = argument(ENGINE_PORT, "port; 0: any free one")
     uds: Path | None = argument(None, "Unix socket to listen on, in place of host and port", metavar="PATH")
     allow_host: list[str] | None = argument(

@@ -26,7 +26,7 @@ def listen(args: ServerArgs) -> socket.socket:
 def listen_on_port(host: str, port: int, scheme: str, name: str = "") -> socket.socket:
     """Return a TCP socket, and log its URL and the name of what it serves. Raises ListenError."""
     listener = listen_on(host, port, BACKLOG)
-    logger.info("%slistening on %s://%s", name, scheme, authority(host, listener.getsockname()[1]))
+    logger.info("%slistening on %s://%s", name, scheme, authority(*listener.getsockname()[:2]))
     return listener
 
 

@@ -3,12 +3,14 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine_server.contract.base.authority import authority
+from engine_server.contract.base.listening import EVERY_ADDRESS
 from engine_server.contract.cluster.drain import termination_grace
 from llm_local.engines import Command
 from llm_local.processes import Program
 
-# What listens on all interfaces is asked on this one.
-LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
+# What listens on all addresses is asked on this one.
+LOOPBACK = dict.fromkeys(("0.0.0.0", EVERY_ADDRESS), "127.0.0.1")  # noqa: S104
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +25,7 @@ class Router:
     @property
     def url(self) -> str:
         """The address for programs of this machine."""
-        host = LOOPBACK.get(self.host, self.host)
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        return f"http://{authority(LOOPBACK.get(self.host, self.host), self.port)}"
 
     @property
     def is_open(self) -> bool:

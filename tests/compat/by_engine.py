@@ -236,7 +236,7 @@ def write_progress() -> dict[str, bytes]:
         server = serve(progress, 0)
         with (
             closing(server.socket),
-            urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/progress") as answer,
+            urllib.request.urlopen(f"http://127.0.0.1:{server.server_address[1]}/progress") as answer,
         ):
             content: bytes = answer.read()
             server.shutdown()

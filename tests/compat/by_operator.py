@@ -344,7 +344,7 @@ def write_deployments() -> dict[str, bytes]:
 def read_deployment(content: bytes) -> dict[str, Any]:
     """Return what an operator and a router make of a deployment."""
     manifest: Manifest = json.loads(content)
-    parsed, scale, claim = parse(manifest), scale_of(manifest), claim_of(manifest)
+    parsed, scale, claim = parse(manifest), scale_of(manifest), claim_of(manifest, ())
     found = msgspec.json.decode(content, type=LLMDeployment)
     obstacle = find_obstacle(found)
     adapters = adapters_of(found, {"llama-engine-1": Address("10.0.0.7", 8000)})

@@ -2,13 +2,17 @@
 
 import asyncio
 import os
+import re
 import resource
 import signal
 
 import pytest
+from loopbacks import both_families
 from router_process import start_process
 
+from engine_server.contract.base.authority import authority
 from engine_server.contract.cluster.api import Key
+from engine_server.router.command import build_parser
 from engine_server.router.http.limits import Limits
 from engine_server.router.routing.directory import Deployment
 from engine_server.router.server import drain_seconds
@@ -117,6 +121,20 @@ async def test_idle_timeout_is_configurable_and_longer_than_that_of_load_balance
 def test_drain_lasts_as_long_as_the_longest_of_the_deployments_within_the_limit(timeouts, seconds):
     deployments = [Deployment(Key("a", f"m{n}"), (), drain_timeout=one) for n, one in enumerate(timeouts)]
     assert drain_seconds(600, deployments) == seconds
+
+
+@both_families
+async def test_both_ports_answer_on_the_addresses_of_both_families(session, loopback):
+    everywhere = build_parser().get_default("host")
+    child, *urls = await start_process("--endpoint", "m=http://127.0.0.1:9", "--host", everywhere)
+    try:
+        ports = [int(re.search(r":(\d+)", url.rpartition("]")[2])[1]) for url in urls]
+        for port, path in zip(ports, ("health", "metrics"), strict=True):
+            async with session.get(f"http://{authority(loopback, port)}/{path}") as answer:
+                assert answer.status == 200
+    finally:
+        child.kill()
+        await child.wait()
 
 
 @pytest.mark.more

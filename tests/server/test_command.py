@@ -2,10 +2,12 @@
 
 import re
 import resource
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
+from loopbacks import both_families
 
 from engine_server.engine.engine_args import AsyncEngineArgs
 from engine_server.server.arguments import ServerArgs
@@ -28,7 +30,7 @@ def test_key_file_that_is_missing_is_named(tmp_path: Path) -> None:
     assert "none can't be read: No such file" in refusal(api_key_file=tmp_path / "none")
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "::", "example.org"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "::", "0", "example.org"])
 def test_admin_api_without_a_key_is_refused_on_reachable_addresses(
     host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -49,6 +51,19 @@ def test_admin_api_starts_on_loopback_or_with_a_key(
     assert len(server.sites) == 2
     for site in server.sites:
         site.listener.close()
+
+
+@both_families
+def test_engine_and_admin_api_listen_on_the_addresses_of_both_families(
+    loopback: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAIRLEAD_ADMIN_KEY", "secret")
+    # As in pods.
+    args = ServerArgs(port=0, enable_admin=True, admin_host="0", admin_port=0)
+    server = prepare(EngineHost(AsyncEngineArgs(), ApiSettings(), 0.0), args)
+    for site in server.sites:
+        with site.listener:
+            socket.create_connection((loopback, site.listener.getsockname()[1])).close()
 
 
 @pytest.mark.parametrize(("given", "seconds"), [({}, 620), ({"idle_timeout": 7}, 7)])

@@ -31,7 +31,7 @@ def test_flag_overrides_file_which_overrides_environment_and_default(tmp_path: P
     }
     engine, server = read("a-model", file, "--max-num-seqs=4", environment=environment)
     assert (engine.max_num_seqs, engine.max_model_len, engine.block_size) == (4, 30, 32)
-    assert (server.port, server.host) == (9000, "0.0.0.0")
+    assert (server.port, server.host) == (9000, "::")
     assert engine.model == "a-model"
 
 

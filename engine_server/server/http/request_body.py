@@ -17,6 +17,7 @@ from engine_server.server.http.content_type import check_content_type
 from engine_server.server.http.disconnect import DISCONNECT
 from engine_server.server.http.errors import ApiError
 from engine_server.server.http.memory_share import MemoryShare
+from engine_server.shared.addresses import site
 from engine_server.shared.shares import Shares
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ class RequestBody:
             await self._app(scope, receive, send)
             return
         host, _ = scope.get("client") or ("", 0)  # a Unix socket has none
-        with MemoryShare(self._shares, host) as share:
+        client = site(host)
+        with MemoryShare(self._shares, client) as share:
             try:
                 if scope["method"] == "POST" and not self._any_content_type:
                     check_content_type(scope["headers"])
@@ -62,7 +64,7 @@ class RequestBody:
                 await refusal.response()(scope, receive, send)
                 return
             if body is not None:
-                await self._answer(scope, body, send, reported_id(scope) or host)
+                await self._answer(scope, body, send, reported_id(scope) or client)
 
     async def _answer(self, scope: Scope, body: bytes, send: Send, owner: str) -> None:
         """Let the application answer. owner: who sent the request, for whom its work and its answer count."""

@@ -6,6 +6,7 @@ A hash is no secret: nobody can call an engine with it.
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from engine_server.contract.base.listening import EVERY_ADDRESS_IN_PODS
 from engine_server.contract.cluster import labels
 from llm_operator.api.spec import LLMDeployment
 from llm_operator.observed import ChildKey, Manifest, Observed, adapters_key, volumes_of
@@ -20,13 +21,14 @@ ROUTER, ADMIN = "router", "admin"
 ROUTER_FLAGS = {"api_key_file": f"{FOLDER}/{ROUTER}"}
 ADMIN_FLAGS: dict[str, str | int] = {
     "enable_admin": True,
-    "admin_host": "0.0.0.0",  # noqa: S104
+    "admin_host": EVERY_ADDRESS_IN_PODS,
     "admin_port": labels.ADMIN_PORT,
     "admin_key_file": f"{FOLDER}/{ADMIN}",
 }
 # As templates have them.
 (ROUTER_ARGUMENT,) = arguments_of(ROUTER_FLAGS)
-ADMIN_ARGUMENTS = arguments_of(ADMIN_FLAGS)
+# Recorded templates may have the host in its earlier form, all of IPv4.
+ADMIN_ARGUMENTS = [*arguments_of(ADMIN_FLAGS), "--admin-host=0.0.0.0"]
 
 
 def key(name: str) -> ChildKey:

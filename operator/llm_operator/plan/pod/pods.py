@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from engine_server.contract.base.listening import EVERY_ADDRESS_IN_PODS
 from engine_server.contract.cluster import labels
 from engine_server.contract.cluster.drain import PRE_STOP_SECONDS, termination_grace
 from engine_server.contract.cluster.model_folder import MODEL_FOLDER
@@ -127,7 +128,7 @@ def engine_command(deployment: LLMDeployment, settings: Settings, origin: Source
         model=origin.argument,
         # The router resolves served names, so that engines need not know them.
         served_model_name=str(deployment.key),
-        host="0.0.0.0",  # noqa: S104
+        host=EVERY_ADDRESS_IN_PODS,
         port=labels.ENGINE_PORT,
         drain_timeout=spec.rollout.drain_timeout_seconds,
         max_model_len=spec.engine.max_model_len,

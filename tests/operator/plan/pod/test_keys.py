@@ -88,6 +88,18 @@ def test_disabled_keys_leave_the_rest_of_a_template_as_it_is(
     assert planned(given, disabled.observed).template == disabled.template
 
 
+def test_disabled_keys_leave_no_flag_of_the_admin_api_in_a_template_of_an_earlier_operator(
+    planned: Any, manifest: Any
+) -> None:
+    with_keys = planned(manifest(), settings=WITH_KEYS)
+    args = with_keys.engine["args"]
+    with_keys.engine["args"] = [arg.replace("--admin-host=0", "--admin-host=0.0.0.0") for arg in args]
+
+    disabled = without_router_key(with_keys.template, "smollm2")
+
+    assert disabled == planned(manifest()).template
+
+
 def test_disabled_keys_leave_engines_at_their_model_while_another_one_is_downloaded(
     planned: Any, manifest: Any
 ) -> None:

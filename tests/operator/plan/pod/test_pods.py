@@ -25,7 +25,7 @@ def test_settings_become_flags_of_the_engine(planned: Any, manifest: Any) -> Non
         "engine",
         "/models/model",
         "--served-model-name=default/smollm2",
-        "--host=0.0.0.0",
+        "--host=0",
         "--port=8000",
         "--drain-timeout=30",
         "--max-model-len=2048",
