@@ -19,6 +19,12 @@ CHART = ROOT / "charts" / "fairlead"
 CLUSTER = ROOT.parent / "shared" / "cluster" / "cluster"
 # Definitions of kinds of other projects: those of `tools`, and larger ones that an API server works on for seconds.
 CRDS = Path(os.environ.get("FOREIGN_CRDS", CLUSTER.parent / "crds"))
+# Earlier builds of the chart had the operator's Lease.
+LEASE = """\
+apiVersion: coordination.k8s.io/v1
+kind: Lease
+metadata: {name: fairlead-operator, namespace: {{ .Release.Namespace }}}
+"""
 # The charts of published releases.
 FROZEN = sorted((ROOT / "tests" / "compat").glob("*/fairlead-*.tgz"))
 Manifest = dict[str, Any]
@@ -48,16 +54,19 @@ def helm() -> Helm:
 
 
 @pytest.fixture(
-    scope="session", params=["this one", *FROZEN], ids=lambda chart: getattr(chart, "stem", chart)
+    scope="session", params=["this one", "one with a Lease", *FROZEN], ids=lambda chart: getattr(chart, "stem", chart)
 )
 def earlier_chart(
     request: pytest.FixtureRequest, helm: Helm, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A chart from which a release may have been installed: each published one, and this one under another version."""
+    """A chart from which a release may have been installed: published ones, and this one under another version."""
     if request.param in FROZEN:
         return Path(request.param)
     folder = tmp_path_factory.mktemp("charts")
-    packaged = helm("package", CHART, "--version=0.0.1", "--app-version=0.0.1", f"--destination={folder}")
+    chart = shutil.copytree(CHART, folder / "fairlead")
+    if request.param == "one with a Lease":
+        (chart / "templates" / "lease.yaml").write_text(LEASE)
+    packaged = helm("package", chart, "--version=0.0.1", "--app-version=0.0.1", f"--destination={folder}")
     assert packaged.returncode == 0, packaged.stderr
     return folder / "fairlead-0.0.1.tgz"
 

@@ -27,7 +27,7 @@ def container(manifests: list[Manifest], component: str) -> Manifest:
 
 def test_objects_that_clusters_may_lack_are_off_by_default(render: Render) -> None:
     assert kinds(render()) == {
-        "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "Deployment", "Lease",
+        "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "Deployment",
         "PodDisruptionBudget", "Role", "RoleBinding", "Secret", "Service", "ServiceAccount",
     }  # fmt: skip
 

@@ -53,10 +53,15 @@ def test_a_release_is_upgraded_rolled_back_and_removed(
     def flags() -> dict[str, list[str]]:
         return {component: container(component)["args"] for component in ("operator", "router")}
 
-    def kept() -> tuple[str, dict[str, str]]:
-        """Return the UID of the operator's Lease, and its root key."""
-        secret = client.get("secret", "fairlead-admin-key")
-        return client.get("lease", "fairlead-operator")["metadata"]["uid"], secret["data"]
+    def root_key() -> dict[str, str]:
+        return dict(client.get("secret", "fairlead-admin-key")["data"])
+
+    def hold_lease() -> None:
+        """Create the Lease if there is none, and hold it, as the operator does."""
+        if client.find("lease", "fairlead-operator") is None:
+            kind = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
+            client.create({**kind, "metadata": {"name": "fairlead-operator"}})
+        client.patch("lease", "fairlead-operator", {"spec": {"holderIdentity": "one"}})
 
     def have_rights() -> bool:
         return may(client, "fairlead-system:fairlead-operator", "patch", "deployments.apps") and may(
@@ -71,7 +76,8 @@ def test_a_release_is_upgraded_rolled_back_and_removed(
     try:
         # As the operator does.
         client.patch("secret", "fairlead-admin-key", {"data": {"keys": "cm9vdA=="}})
-        before, kept_before = flags(), kept()
+        hold_lease()
+        before, root_key_before = flags(), root_key()
 
         run("upgrade", "fairlead", CHART, "--reset-then-reuse-values", "--set=keys.enabled=true")
 
@@ -80,18 +86,20 @@ def test_a_release_is_upgraded_rolled_back_and_removed(
         assert ROUTER_KEY in flags()["operator"]
         assert ENGINE_KEY in flags()["router"]
         assert client.find("secret", "fairlead-router-key") is not None
-        assert kept() == kept_before
+        assert root_key() == root_key_before
         until(have_rights)
+        hold_lease()
 
         run("rollback", "fairlead", "1")
 
         assert flags() == before
         assert client.find("secret", "fairlead-router-key") is None
-        assert kept() == kept_before
+        assert root_key() == root_key_before
         until(have_rights)
     finally:
         run("uninstall", "fairlead")
-    kinds = ("deployment", "serviceaccount", "lease", "role", "rolebinding", "service", "pdb", "secret")
+        client.delete_all("lease")
+    kinds = ("deployment", "serviceaccount", "role", "rolebinding", "service", "pdb", "secret")
     assert not [name for kind in kinds for name in client.names(kind) if "fairlead" in name]
 
 

@@ -28,7 +28,8 @@ logger = logging.getLogger(__name__)
 class Lease:
     """A lease that this operator tries to hold.
 
-    Clocks of other machines are not trusted: a lease has expired when it has not changed for its duration on ours.
+    Clocks of other machines are not trusted: a lease has expired when it has not changed for its duration on ours. So
+    has one that nobody has held yet: it may be in place of one that was deleted, whose holder still works.
     """
 
     cluster: Cluster
@@ -46,13 +47,20 @@ class Lease:
     def holder(self) -> str:
         return str(self.seen.get("spec", {}).get("holderIdentity", ""))
 
+    @property
+    def is_released(self) -> bool:
+        """True if the last holder has given the lease up."""
+        return bool(self.seen.get("spec", {}).get("holderIdentity") == "")
+
     async def acquire(self) -> None:
         """Wait until this operator holds the lease."""
         holder = None
         while not await self.hold():
             if self.holder != holder:
                 holder = self.holder
-                logger.info("standing by: %s holds %s", holder, self)
+                logger.info(
+                    "standing by: %s holds %s", holder or "possibly an operator that had one before", self
+                )
             await asyncio.sleep(RETRY_SECONDS)
         logger.info("this operator holds %s", self)
 
@@ -86,9 +94,11 @@ class Lease:
         """Take or renew the lease; return False if another operator has it or the API server does not answer."""
         try:
             async with asyncio.timeout(CALL_SECONDS):
+                held_before = self.holder == self.identity
                 await self.look()
                 age = asyncio.get_running_loop().time() - self.seen_at
-                if self.holder not in ("", self.identity) and age < DURATION_SECONDS:
+                is_ours = self.holder == self.identity or (held_before and not self.holder)
+                if not (is_ours or self.is_released) and age < DURATION_SECONDS:
                     return False
                 await self.write(self.identity)
         except FAILURES as error:
@@ -101,14 +111,14 @@ class Lease:
         folder = LEASES.path(self.namespace)
         found = await self.cluster.find(f"{folder}/{self.name}")
         found = found or await self.cluster.call("POST", folder, {"metadata": {"name": self.name}})
-        if found.get("spec") != self.seen.get("spec"):
+        if not self.seen or found.get("spec") != self.seen.get("spec"):
             self.seen_at = asyncio.get_running_loop().time()
         self.seen = found
 
     async def write(self, holder: str) -> None:
         """Write the lease. Of two writers one fails, because the resource version was read with it."""
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        # A lease that the chart has created has no spec.
+        # A new lease has no spec.
         last = self.seen.get("spec", {})
         changed = {"holderIdentity": holder, "leaseDurationSeconds": DURATION_SECONDS, "renewTime": now}
         if holder != self.holder:

@@ -71,7 +71,10 @@ def test_an_operator_that_stands_by_can_be_stopped(home: str, start: Any) -> Non
     assert first.is_running
 
 
-def test_creates_its_lease_where_it_may(world: Any, home: str, start_operator: Any) -> None:
+def test_creates_its_lease_where_it_may(
+    world: Any, home: str, start_operator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "DURATION_SECONDS", 1)
     operator = start_operator(world.kubeconfig, f"--namespace={home}", f"--lease-namespace={home}")
     until(lambda: operator.logged(f"this operator holds {home}/{LEASE}"))
     assert holder(world, home)
@@ -94,6 +97,22 @@ def test_an_operator_that_loses_its_lease_ends(world: Any, home: str, start: Any
     assert "the lease is lost" in operator.log
     assert "Traceback" not in operator.log
     assert holder(world, home) == "other"
+
+
+def test_an_operator_that_finds_no_lease_waits_for_one_whose_lease_was_deleted(
+    world: Any, home: str, start: Any
+) -> None:
+    working = start()
+    until(lambda: working.logged(f"this operator holds {home}/{LEASE}"))
+    before = holder(world, home)
+
+    # As `helm upgrade` does to a release that had one.
+    world.delete("lease", LEASE, home)
+    other = start()
+
+    until(lambda: other.logged(f"standing by: {before} holds"))
+    assert not other.logged("this operator holds")
+    assert working.is_running
 
 
 @pytest.mark.usefixtures("often_renewed")
