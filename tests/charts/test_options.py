@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
-from chart_manifests import EVERY_VALUE, Manifest, arguments, find, kinds, names, pod_of
+from chart_manifests import EVERY_VALUE, IMAGE, SET_IMAGE, Manifest, arguments, find, kinds, names, pod_of
 from llm_operator import flags
 from llm_operator.api.pod_policy import read_pod_policy
 from llm_operator.api.profiles import read_profiles
@@ -61,6 +61,74 @@ def test_operator_and_routers_get_the_organizations_of_served_names(render: Rend
     for component in ("operator", "router"):
         given = [each for each in arguments(manifests, component) if "organization" in each]
         assert given == ["--served-name-organization=google", "--served-name-organization=openai"]
+
+
+def test_the_routers_service_has_families_labels_and_a_policy_of_its_own(render: Render) -> None:
+    families = {"ipFamilyPolicy": "PreferDualStack", "ipFamilies": ["IPv6", "IPv4"]}
+    labels = {"team": "ml", "app.kubernetes.io/name": "other"}
+    values = {"service": {**families, "labels": labels, "internalTrafficPolicy": "Local"}}
+
+    service = find(render(router=values), "Service", "fairlead-router")
+
+    assert (families | {"internalTrafficPolicy": "Local"}).items() <= service["spec"].items()
+    found = service["metadata"]["labels"]
+    assert (found["team"], found["app.kubernetes.io/name"]) == ("ml", "fairlead")
+
+
+def test_the_routers_service_is_left_to_the_clusters_defaults(render: Render) -> None:
+    assert find(render(), "Service", "fairlead-router")["spec"].keys() == {"type", "selector", "ports"}
+
+
+@pytest.mark.parametrize("field", ["clusterIP", "loadBalancerIP", "sessionAffinity", "typ"])
+def test_another_field_of_the_routers_service_is_refused_with_what_to_do(
+    helm: Any, root: Path, field: str
+) -> None:
+    given = f"--set=router.service.{field}=None"
+    result = helm("template", "fairlead", root / "charts/fairlead", SET_IMAGE, given)
+
+    assert result.returncode != 0
+    assert f"router.service.{field} is no value of the chart, which has type, port, " in result.stderr
+    assert "make a Service of your own (docs/operations.md#a-service-of-your-own)" in result.stderr
+
+
+@pytest.mark.parametrize(("enabled", "installed"), [("true", True), ("false", False)])
+def test_another_chart_has_this_one_on_a_condition(
+    helm: Any, root: Path, tmp_path: Path, enabled: str, installed: bool
+) -> None:
+    umbrella = tmp_path / "umbrella"
+    (umbrella / "charts").mkdir(parents=True)
+    (umbrella / "charts/fairlead").symlink_to(root / "charts/fairlead")
+    dependency = {"name": "fairlead", "version": "*", "condition": "fairlead.enabled"}
+    content = {"apiVersion": "v2", "name": "umbrella", "version": "1.0.0", "dependencies": [dependency]}
+    (umbrella / "Chart.yaml").write_text(json.dumps(content))
+
+    rendered = helm(
+        "template", "x", umbrella, f"--set=fairlead.enabled={enabled},fairlead.image.repository={IMAGE}"
+    )
+    misspelt = helm(
+        "template", "x", umbrella, f"--set=fairlead.enabld=true,fairlead.image.repository={IMAGE}"
+    )
+
+    assert rendered.returncode == 0, rendered.stderr
+    assert ("kind: Deployment" in rendered.stdout) is installed
+    assert "additional properties 'enabld' not allowed" in misspelt.stderr
+
+
+def test_the_pod_of_the_releases_test_is_placed_as_routers_are(render: Render) -> None:
+    nodes = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}
+    placement = {
+        "nodeSelector": {"pool": "cpu"},
+        "tolerations": [{"key": "pool", "operator": "Exists"}],
+        "priorityClassName": "high",
+    }
+    affinity = {"nodeAffinity": nodes, "podAntiAffinity": {}}
+
+    manifests = render(tests=True, router={**placement, "affinity": affinity})
+
+    pod = find(manifests, "Pod", "fairlead-test")["spec"]
+    assert (placement | {"affinity": {"nodeAffinity": nodes}}).items() <= pod.items()
+    assert pod["enableServiceLinks"] is False
+    assert (placement | {"affinity": affinity}).items() <= pod_of(manifests, "router")["spec"].items()
 
 
 def test_security_contexts_can_be_left_to_the_platform(render: Render) -> None:

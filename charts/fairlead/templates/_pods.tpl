@@ -29,14 +29,8 @@ imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- with $root.Values.podSecurityContext }}
 securityContext: {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with $values.priorityClassName }}
-priorityClassName: {{ . }}
-{{- end }}
-{{- with $values.nodeSelector }}
-nodeSelector: {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- with $values.tolerations }}
-tolerations: {{- toYaml . | nindent 2 }}
+{{- with include "fairlead.placement" . }}
+{{ . }}
 {{- end }}
 {{- with $values.affinity }}
 affinity: {{- toYaml . | nindent 2 }}
@@ -49,6 +43,15 @@ topologySpreadConstraints:
   - {{- ternary . (merge (deepCopy .) $own) (hasKey . "labelSelector") | toYaml | nindent 4 }}
 {{- end }}
 {{- end }}
+{{- end }}
+
+{{/* The priority of a component's pods and the nodes on which they may run, as (list $ "router"), without affinity. */}}
+{{- define "fairlead.placement" -}}
+{{- $placement := pick (index (index . 0).Values (index . 1)) "priorityClassName" "nodeSelector" "tolerations" }}
+{{- range $field, $value := $placement }}
+{{- if not $value }}{{ $_ := unset $placement $field }}{{ end }}
+{{- end }}
+{{- with $placement }}{{ toYaml . }}{{ end }}
 {{- end }}
 
 {{/* The image, the security context, the variables and the resources of a component's container, as (list $ "router"). */}}
