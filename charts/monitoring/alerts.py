@@ -3,20 +3,19 @@
 from dataclasses import dataclass
 from typing import Any
 
-from charts.monitoring.promql import by_model_of_router, largest, rate, ratio, series, total
+from charts.monitoring.promql import largest, rate, ratio, series, total, with_namespace
 
-ENGINE = ("namespace", "llmdeployment")
-REPLICA = (*ENGINE, "pod")
+REPLICA = ("model", "pod")
 # The objective for requests: the share that may fail.
 ERROR_BUDGET = 0.001
 FAILED = series("fairlead_router_requests_total", 'code=~"5.."', 'model!=""')
 REQUESTS = series("fairlead_router_requests_total", 'model!=""')
 REJECTED = series("fairlead_router_rejected_total", 'sender="engine"')
-WAITING = total("vllm:num_requests_waiting", *ENGINE)
+WAITING = total("vllm:num_requests_waiting", "model")
 STALLED = series("fairlead_operator_condition", 'condition="Stalled"', 'status="True"')
 RECONCILE_ERRORS = series("fairlead_operator_reconciles_total", 'outcome="error"')
-DESIRED = total("fairlead_operator_desired_replicas", "namespace", "name")
-READY = total("fairlead_operator_ready_replicas", "namespace", "name")
+DESIRED = total("fairlead_operator_desired_replicas", "model")
+READY = total("fairlead_operator_ready_replicas", "model")
 
 
 @dataclass(frozen=True)
@@ -45,27 +44,27 @@ def burns(factor: float, long_window: str, short_window: str) -> str:
     limit = f"{factor * ERROR_BUDGET:g}"
     shares = (
         ratio(
-            by_model_of_router(rate(FAILED, "model", window=window)),
-            by_model_of_router(rate(REQUESTS, "model", window=window)),
+            rate(FAILED, "model", window=window),
+            rate(REQUESTS, "model", window=window),
         )
         for window in (long_window, short_window)
     )
-    return " and ".join(f"({share}) > {limit}" for share in shares)
+    return with_namespace(" and ".join(f"({share}) > {limit}" for share in shares))
 
 
-BURN = "{{ $labels.namespace }}/{{ $labels.name }} fails {{ $value | humanizePercentage }} of its requests"
+BURN = "{{ $labels.model }} fails {{ $value | humanizePercentage }} of its requests"
 ALERTS = [
     Alert(
         "FairleadNoReadyReplica",
-        f"{DESIRED} > 0 unless {READY} > 0",
+        with_namespace(f"{DESIRED} > 0 unless {READY} > 0"),
         "10m",
         "critical",
-        "{{ $labels.namespace }}/{{ $labels.name }} has no ready replica",
+        "{{ $labels.model }} has no ready replica",
         "{{ $value }} replicas are wanted and none has been ready for 10 minutes. Requests wait, or are refused.",
     ),
     Alert(
         "FairleadEngineHung",
-        f"{largest('fairlead:core_stalled_seconds', *REPLICA)} > 120",
+        with_namespace(f"{largest('fairlead:core_stalled_seconds', *REPLICA)} > 120"),
         "1m",
         "critical",
         "The engine {{ $labels.namespace }}/{{ $labels.pod }} hangs",
@@ -73,18 +72,18 @@ ALERTS = [
     ),
     Alert(
         "FairleadQueueGrowing",
-        f"{WAITING} > 10 and {total('deriv(vllm:num_requests_waiting[10m])', *ENGINE)} > 0",
+        with_namespace(f"{WAITING} > 10 and {total('deriv(vllm:num_requests_waiting[10m])', 'model')} > 0"),
         "10m",
         "warning",
-        "The queue of {{ $labels.namespace }}/{{ $labels.llmdeployment }} grows",
+        "The queue of {{ $labels.model }} grows",
         "{{ $value }} requests wait in its engines, and more arrive than are answered.",
     ),
     Alert(
         "FairleadRequestsHeld",
-        f"{by_model_of_router(total('fairlead_router_held', 'model'))} > 0",
+        with_namespace(f"{total('fairlead_router_held', 'model')} > 0"),
         "15m",
         "warning",
-        "Requests for {{ $labels.namespace }}/{{ $labels.name }} wait for a replica",
+        "Requests for {{ $labels.model }} wait for a replica",
         "For 15 minutes routers have held requests, {{ $value }} now, because no replica is ready.",
     ),
     Alert(
@@ -97,7 +96,7 @@ ALERTS = [
     ),
     Alert(
         "FairleadKVCacheFull",
-        f"{largest('vllm:kv_cache_usage_perc', *REPLICA)} > 0.95",
+        with_namespace(f"{largest('vllm:kv_cache_usage_perc', *REPLICA)} > 0.95"),
         "10m",
         "warning",
         "The KV cache of {{ $labels.namespace }}/{{ $labels.pod }} is full",
@@ -105,9 +104,11 @@ ALERTS = [
     ),
     Alert(
         "FairleadSlowColdStart",
-        largest('fairlead:startup_seconds{phase="ready"}', *REPLICA)
-        + " > 600 and "
-        + f"time() - {largest('process_start_time_seconds', *REPLICA)} < 7200",
+        with_namespace(
+            largest('fairlead:startup_seconds{phase="ready"}', *REPLICA)
+            + " > 600 and "
+            + f"time() - {largest('process_start_time_seconds', *REPLICA)} < 7200"
+        ),
         "0m",
         "warning",
         "{{ $labels.namespace }}/{{ $labels.pod }} took {{ $value | humanizeDuration }} to start",
@@ -139,10 +140,10 @@ ALERTS = [
     ),
     Alert(
         "FairleadStalled",
-        f"{largest(STALLED, 'namespace', 'name')} == 1",
+        with_namespace(f"{largest(STALLED, 'model')} == 1"),
         "5m",
         "warning",
-        "{{ $labels.namespace }}/{{ $labels.name }} cannot be brought to its spec",
+        "{{ $labels.model }} cannot be brought to its spec",
         "It is refused, or a rollout has passed its deadline: somebody must change something. Former replicas go on.",
     ),
     Alert(
@@ -195,7 +196,7 @@ ABSENCE_ALERTS = [
 
 
 def groups() -> dict[str, Any]:
-    """Return the content of a file of rules. The chart has the second group only with its PodMonitors."""
+    """Return the content of a file of rules. The chart has the second group only with its monitors."""
     by_name = {"fairlead": ALERTS, "fairlead-absence": ABSENCE_ALERTS}
     return {
         "groups": [

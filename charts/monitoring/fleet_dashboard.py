@@ -5,11 +5,8 @@ from llm_operator.status.conditions import CONDITIONS
 
 from charts.monitoring.panels import Column, Query, board, graph, number, table
 from charts.monitoring.promql import (
-    IN_ENGINES,
-    IN_OPERATOR,
-    IN_ROUTER,
-    by_model_of_engines,
-    by_model_of_router,
+    SELECTED,
+    by_model,
     largest,
     or_zero,
     quantile,
@@ -33,17 +30,16 @@ from charts.monitoring.shared_panels import (
     requests_by_model,
 )
 
-MODEL = ("namespace", "name")
 MODEL_TITLES = {"namespace": "Namespace", "name": "Model"}
-IS_READY = series("fairlead_operator_condition", IN_OPERATOR, 'condition="Ready"', 'status="True"')
-NOT_READY = series("fairlead_operator_condition", IN_OPERATOR, 'condition="Ready"', 'status!="True"')
+IS_READY = series("fairlead_operator_condition", SELECTED, 'condition="Ready"', 'status="True"')
+NOT_READY = series("fairlead_operator_condition", SELECTED, 'condition="Ready"', 'status!="True"')
 BAD = "|".join(row.type for row in CONDITIONS if row.is_bad)
-PROBLEM = series("fairlead_operator_condition", IN_OPERATOR, f'condition=~"{BAD}"', 'status="True"')
-OUTDATED = series("fairlead_operator_template_outdated", IN_OPERATOR)
-WAITING = series("vllm:num_requests_waiting", IN_ENGINES)
-RUNNING = series("vllm:num_requests_running", IN_ENGINES)
-HELD = series("fairlead_router_held", IN_ROUTER)
-KV_USE = series("vllm:kv_cache_usage_perc", IN_ENGINES)
+PROBLEM = series("fairlead_operator_condition", SELECTED, f'condition=~"{BAD}"', 'status="True"')
+OUTDATED = series("fairlead_operator_template_outdated", SELECTED)
+WAITING = series("vllm:num_requests_waiting", SELECTED)
+RUNNING = series("vllm:num_requests_running", SELECTED)
+HELD = series("fairlead_router_held", SELECTED)
+KV_USE = series("vllm:kv_cache_usage_perc", SELECTED)
 
 
 def fleet() -> Dashboard:
@@ -89,25 +85,21 @@ MODELS = table(
     "One row for each LLMDeployment; its name links to the dashboard of the model. Ready: 1 if a request is answered. "
     "Old template: 1 if its replicas have another pod template, or image, than the operator would give them now.",
     MODEL_TITLES,
-    Column("Ready", f"{total(IS_READY, *MODEL)} or {total(DESIRED, *MODEL)} * 0"),
-    Column("Replicas", total(DESIRED, *MODEL)),
-    Column("Ready replicas", total(READY, *MODEL)),
-    Column("Old template", total(OUTDATED, *MODEL)),
-    Column("Requests/s", by_model_of_router(rate(REQUESTS, "model")), "reqps"),
-    Column(
-        "Failed", by_model_of_router(ratio(rate(FAILED, "model"), rate(REQUESTS, "model"))), "percentunit"
-    ),
+    Column("Ready", by_model(f"({total(IS_READY, 'model')} or {total(DESIRED, 'model')} * 0)")),
+    Column("Replicas", by_model(total(DESIRED, "model"))),
+    Column("Ready replicas", by_model(total(READY, "model"))),
+    Column("Old template", by_model(total(OUTDATED, "model"))),
+    Column("Requests/s", by_model(rate(REQUESTS, "model")), "reqps"),
+    Column("Failed", by_model(ratio(rate(FAILED, "model"), rate(REQUESTS, "model"))), "percentunit"),
     Column(
         "First byte p95",
-        by_model_of_router(
-            quantile(0.95, "fairlead_router_time_to_first_byte_seconds", "model", matchers=IN_ROUTER)
-        ),
+        by_model(quantile(0.95, "fairlead_router_time_to_first_byte_seconds", "model", matchers=SELECTED)),
         "s",
     ),
-    Column("Tokens/s", by_model_of_engines(rate(GENERATED, "namespace", "llmdeployment"))),
-    Column("Waiting", by_model_of_engines(total(WAITING, "namespace", "llmdeployment"))),
-    Column("Held", by_model_of_router(total(HELD, "model"))),
-    Column("KV use", by_model_of_engines(largest(KV_USE, "namespace", "llmdeployment")), "percentunit"),
+    Column("Tokens/s", by_model(rate(GENERATED, "model"))),
+    Column("Waiting", by_model(total(WAITING, "model"))),
+    Column("Held", by_model(total(HELD, "model"))),
+    Column("KV use", by_model(largest(KV_USE, "model")), "percentunit"),
 )
 PROBLEMS = table(
     "Conditions that need attention",
@@ -115,7 +107,7 @@ PROBLEMS = table(
     {**MODEL_TITLES, "condition": "Condition", "status": "Status"},
     Column(
         "",
-        total(f"{NOT_READY} or {PROBLEM}", *MODEL, "condition", "status"),
+        by_model(f"({NOT_READY} or {PROBLEM})", "condition", "status"),
     ),
 )
 
@@ -133,28 +125,28 @@ TRAFFIC = [
         "s",
         Query(
             "{{model}}",
-            quantile(0.95, "fairlead_router_time_to_first_byte_seconds", "model", matchers=IN_ROUTER),
+            quantile(0.95, "fairlead_router_time_to_first_byte_seconds", "model", matchers=SELECTED),
         ),
     ),
     graph(
         "Generated tokens by model",
         "Tokens per second that engines generated.",
         "short",
-        Query("{{namespace}}/{{llmdeployment}}", rate(GENERATED, "namespace", "llmdeployment")),
+        Query("{{model}}", rate(GENERATED, "model")),
         stacked=True,
     ),
     graph(
         "Requests that wait",
         "In engines for a place in the batch, and in routers for a replica.",
         "short",
-        Query("{{namespace}}/{{llmdeployment}} in engines", total(WAITING, "namespace", "llmdeployment")),
+        Query("{{model}} in engines", total(WAITING, "model")),
         Query("{{model}} in routers", total(HELD, "model")),
     ),
     graph(
         "KV cache use by model",
         "The fullest replica's share of KV cache blocks in use.",
         "percentunit",
-        Query("{{namespace}}/{{llmdeployment}}", largest(KV_USE, "namespace", "llmdeployment")),
+        Query("{{model}}", largest(KV_USE, "model")),
     ),
 ]
 
@@ -164,7 +156,7 @@ CAPACITY = [
         "Requests in the batch by model",
         "Requests that engines compute at the same time.",
         "short",
-        Query("{{namespace}}/{{llmdeployment}}", total(RUNNING, "namespace", "llmdeployment")),
+        Query("{{model}}", total(RUNNING, "model")),
         stacked=True,
     ),
     gpu_memory(),

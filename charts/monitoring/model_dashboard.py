@@ -5,9 +5,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from charts.monitoring import shared_panels
 from charts.monitoring.panels import Panel, Query, board, graph, heatmap, number
 from charts.monitoring.promql import (
-    IN_ENGINES,
-    IN_OPERATOR,
-    IN_ROUTER,
+    SELECTED,
     largest,
     mean,
     or_zero,
@@ -19,10 +17,10 @@ from charts.monitoring.promql import (
 )
 from charts.monitoring.shared_panels import quantiles
 
-CACHE_HITS = series("vllm:prefix_cache_hits_total", IN_ENGINES)
-CACHE_QUERIES = series("vllm:prefix_cache_queries_total", IN_ENGINES)
-DRAFTED = series("vllm:spec_decode_num_draft_tokens_total", IN_ENGINES)
-ACCEPTED = series("vllm:spec_decode_num_accepted_tokens_total", IN_ENGINES)
+CACHE_HITS = series("vllm:prefix_cache_hits_total", SELECTED)
+CACHE_QUERIES = series("vllm:prefix_cache_queries_total", SELECTED)
+DRAFTED = series("vllm:spec_decode_num_draft_tokens_total", SELECTED)
+ACCEPTED = series("vllm:spec_decode_num_accepted_tokens_total", SELECTED)
 
 
 def model() -> Dashboard:
@@ -40,7 +38,7 @@ def model() -> Dashboard:
 
 
 def in_engines(metric: str) -> str:
-    return series(metric, IN_ENGINES)
+    return series(metric, SELECTED)
 
 
 def overview() -> list[Panel]:
@@ -49,13 +47,13 @@ def overview() -> list[Panel]:
             "Replicas",
             "Wanted replicas.",
             "short",
-            or_zero(total(series("fairlead_operator_desired_replicas", IN_OPERATOR))),
+            or_zero(total(series("fairlead_operator_desired_replicas", SELECTED))),
         ),
         number(
             "Ready",
             "Ready replicas.",
             "short",
-            or_zero(total(series("fairlead_operator_ready_replicas", IN_OPERATOR))),
+            or_zero(total(series("fairlead_operator_ready_replicas", SELECTED))),
         ),
         shared_panels.requests(),
         shared_panels.failed_requests(),
@@ -63,13 +61,13 @@ def overview() -> list[Panel]:
             "First token p95",
             "95th percentile of the time from a request's arrival at an engine to its first token.",
             "s",
-            quantile(0.95, "vllm:time_to_first_token_seconds", matchers=IN_ENGINES),
+            quantile(0.95, "vllm:time_to_first_token_seconds", matchers=SELECTED),
         ),
         number(
             "Between tokens p95",
             "95th percentile of the time between a request's tokens.",
             "s",
-            quantile(0.95, "vllm:inter_token_latency_seconds", matchers=IN_ENGINES),
+            quantile(0.95, "vllm:inter_token_latency_seconds", matchers=SELECTED),
         ),
         shared_panels.generated_tokens(),
         number(
@@ -88,28 +86,28 @@ def latency() -> list[Panel]:
             "Time to first token in engines",
             "From a request's arrival at an engine.",
             "s",
-            *quantiles("vllm:time_to_first_token_seconds", IN_ENGINES),
+            *quantiles("vllm:time_to_first_token_seconds", SELECTED),
         ),
         graph(
             "Time between tokens",
             "Of each request.",
             "s",
-            *quantiles("vllm:inter_token_latency_seconds", IN_ENGINES),
+            *quantiles("vllm:inter_token_latency_seconds", SELECTED),
         ),
         shared_panels.duration(),
         graph(
             "Duration in engines",
             "From a request's arrival at an engine to its last token.",
             "s",
-            *quantiles("vllm:e2e_request_latency_seconds", IN_ENGINES),
+            *quantiles("vllm:e2e_request_latency_seconds", SELECTED),
         ),
         graph(
             "Parts of a request's time",
             "Means of the wait for a place in the batch, of the prompt's computation and of the generation.",
             "s",
-            Query("queue", mean("vllm:request_queue_time_seconds", matchers=IN_ENGINES)),
-            Query("prefill", mean("vllm:request_prefill_time_seconds", matchers=IN_ENGINES)),
-            Query("decode", mean("vllm:request_decode_time_seconds", matchers=IN_ENGINES)),
+            Query("queue", mean("vllm:request_queue_time_seconds", matchers=SELECTED)),
+            Query("prefill", mean("vllm:request_prefill_time_seconds", matchers=SELECTED)),
+            Query("decode", mean("vllm:request_decode_time_seconds", matchers=SELECTED)),
             stacked=True,
         ),
     ]
@@ -122,7 +120,7 @@ def load() -> list[Panel]:
             "Reasons of the autoscaler",
             "The reason of the last decision on each model.",
             "short",
-            Query("{{reason}}", total(series("fairlead_operator_scaling_reason", IN_OPERATOR), "reason")),
+            Query("{{reason}}", total(series("fairlead_operator_scaling_reason", SELECTED), "reason")),
         ),
         graph(
             "Requests in engines",
@@ -130,7 +128,7 @@ def load() -> list[Panel]:
             "short",
             Query("running", total(in_engines("vllm:num_requests_running"))),
             Query("waiting", total(in_engines("vllm:num_requests_waiting"))),
-            Query("held in routers", total(series("fairlead_router_held", IN_ROUTER))),
+            Query("held in routers", total(series("fairlead_router_held", SELECTED))),
         ),
         graph(
             "Requests in the batch by replica",
@@ -181,7 +179,7 @@ def requests() -> list[Panel]:
             Query("{{finished_reason}}", rate(in_engines("vllm:request_success_total"), "finished_reason")),
             stacked=True,
         ),
-        shared_panels.router_errors(IN_ROUTER),
+        shared_panels.router_errors(SELECTED),
         heatmap(
             "Prompt length",
             "Tokens of the prompts of ended completions.",
@@ -205,9 +203,9 @@ def engine() -> list[Panel]:
             "Step of the core",
             "Means of a step's duration, of its host time outside the model, and of its device time.",
             "s",
-            Query("step", mean("fairlead:step_seconds", matchers=IN_ENGINES)),
-            Query("host", mean("fairlead:step_host_seconds", matchers=IN_ENGINES)),
-            Query("device", mean("fairlead:step_device_seconds", matchers=IN_ENGINES)),
+            Query("step", mean("fairlead:step_seconds", matchers=SELECTED)),
+            Query("host", mean("fairlead:step_host_seconds", matchers=SELECTED)),
+            Query("device", mean("fairlead:step_device_seconds", matchers=SELECTED)),
         ),
         graph(
             "Steps by execution",
@@ -219,7 +217,7 @@ def engine() -> list[Panel]:
             "Tokens of a step",
             "Mean of prompt tokens and generated tokens in one step.",
             "short",
-            Query("tokens", mean("vllm:iteration_tokens_total", matchers=IN_ENGINES)),
+            Query("tokens", mean("vllm:iteration_tokens_total", matchers=SELECTED)),
         ),
         graph(
             "Accepted drafts",
@@ -238,7 +236,7 @@ def engine() -> list[Panel]:
             "Stalls of the front end",
             "99th percentile of the longest stall of the event loop in a step; it delays all streams of a replica.",
             "s",
-            Query("p99", quantile(0.99, "fairlead:event_loop_stall_seconds", matchers=IN_ENGINES)),
+            Query("p99", quantile(0.99, "fairlead:event_loop_stall_seconds", matchers=SELECTED)),
         ),
         graph(
             "Time without progress of the core",
@@ -251,7 +249,7 @@ def engine() -> list[Panel]:
             "From the pod's creation until it was ready, by phase: waiting for a node, image and volumes, download, "
             "libraries and weights, warm-up, and the rest.",
             "s",
-            Query("{{phase}}", largest(series("fairlead_operator_start_seconds", IN_OPERATOR), "phase")),
+            Query("{{phase}}", largest(series("fairlead_operator_start_seconds", SELECTED), "phase")),
             stacked=True,
         ),
         graph(
@@ -267,7 +265,7 @@ def engine() -> list[Panel]:
             "bytes",
             Query(
                 "{{pod}}",
-                total(series("process_resident_memory_bytes", IN_ENGINES, 'llmdeployment!=""'), "pod"),
+                total(series("process_resident_memory_bytes", SELECTED), "pod"),
             ),
         ),
         graph(

@@ -4,9 +4,19 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from charts.monitoring import shared_panels
 from charts.monitoring.panels import Column, Panel, Query, board, graph, number, table
-from charts.monitoring.promql import IN_OPERATOR, largest, or_zero, quantile, rate, ratio, series, total
+from charts.monitoring.promql import (
+    SELECTED,
+    by_model,
+    largest,
+    or_zero,
+    quantile,
+    rate,
+    ratio,
+    series,
+    total,
+)
 
-CONDITIONS = series("fairlead_operator_condition", IN_OPERATOR)
+CONDITIONS = series("fairlead_operator_condition", SELECTED)
 RECONCILES = "fairlead_operator_reconciles_total"
 FAILED_RECONCILES = series(RECONCILES, 'outcome="error"')
 CALLS = "fairlead_operator_api_requests_total"
@@ -80,7 +90,7 @@ def llmdeployments() -> list[Panel]:
             "short",
             Query(
                 "{{condition}}",
-                total(series("fairlead_operator_condition", IN_OPERATOR, 'status="True"'), "condition"),
+                total(series("fairlead_operator_condition", SELECTED, 'status="True"'), "condition"),
             ),
             span=12,
         ),
@@ -90,7 +100,7 @@ def llmdeployments() -> list[Panel]:
             "short",
             Query(
                 "{{condition}}",
-                total(series("fairlead_operator_condition", IN_OPERATOR, 'status!="True"'), "condition"),
+                total(series("fairlead_operator_condition", SELECTED, 'status!="True"'), "condition"),
             ),
             span=12,
         ),
@@ -103,7 +113,7 @@ def llmdeployments() -> list[Panel]:
                 "condition": "Condition",
                 "status": "Status",
             },
-            Column("", total(CONDITIONS, "namespace", "name", "condition", "status")),
+            Column("", by_model(CONDITIONS, "condition", "status")),
         ),
     ]
 

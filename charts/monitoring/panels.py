@@ -163,13 +163,17 @@ def heatmap(title: str, description: str, unit: str, expression: str, span: int 
     )
 
 
-def variable(name: str, label: str, query: str) -> QueryVariable:
-    """Return a variable of which several values, or all, may be chosen."""
+def variable(name: str, label: str, query: str, part: str) -> QueryVariable:
+    """Return a variable of which several values, or all, may be chosen.
+
+    part: the regular expression whose group is the variable's part of a label.
+    """
     return (
         QueryVariable(name)
         .label(label)
         .datasource(SOURCE)
         .query(query)
+        .regex(f"/{part}/")
         .refresh(dashboard.VariableRefresh.ON_TIME_RANGE_CHANGED)
         .sort(dashboard.VariableSort.ALPHABETICAL_ASC)
         .multi(True)
@@ -199,13 +203,19 @@ def board(name: str, description: str, sections: Iterable[Section]) -> dashboard
         )
         .with_variable(DatasourceVariable("datasource").label("Data source").type("prometheus"))
         .with_variable(
-            variable("namespace", "Namespace", "label_values(fairlead_operator_desired_replicas, namespace)")
+            variable(
+                "namespace",
+                "Namespace",
+                "label_values(fairlead_operator_desired_replicas, model)",
+                r"^(.*)\/",
+            )
         )
         .with_variable(
             variable(
                 "model",
                 "Model",
-                'label_values(fairlead_operator_desired_replicas{namespace=~"$namespace"}, name)',
+                'label_values(fairlead_operator_desired_replicas{model=~"$namespace/.*"}, model)',
+                r"\/(.*)$",
             )
         )
     )

@@ -1,17 +1,13 @@
 """Expressions of PromQL, which give no value where a rate or a denominator is zero, instead of NaN or infinity.
 
-Series of engines have the labels `namespace`, `llmdeployment` and `pod` from the chart's PodMonitor; those of the
-operator have `namespace` and `name`; those of the router have `model`, which is NAMESPACE/NAME, or `namespace` and
-`deployment`.
+Series about an LLMDeployment have the label `model`, which is its NAMESPACE/NAME: those of operator and router, and by
+the chart's monitors those of engines. Their label `namespace` may be any other, where Prometheus replaces it.
 """
 
 # The range that Grafana derives from the scrape interval and the resolution of the graph.
 WINDOW = "$__rate_interval"
-# The LLMDeployments that a dashboard's variables select, by the labels of each component.
-IN_ENGINES = 'namespace=~"$namespace", llmdeployment=~"$model"'
-IN_OPERATOR = 'namespace=~"$namespace", name=~"$model"'
-IN_ROUTER = 'model=~"$namespace/$model"'
-IN_ENDPOINTS = 'namespace=~"$namespace", deployment=~"$model"'
+# The LLMDeployments that a dashboard's variables select.
+SELECTED = 'model=~"$namespace/$model"'
 
 
 def series(metric: str, *matchers: str) -> str:
@@ -58,12 +54,12 @@ def or_zero(expression: str) -> str:
     return f"{expression} or vector(0)"
 
 
-def by_model_of_engines(expression: str) -> str:
-    """Return values by namespace and LLMDeployment with the operator's labels."""
-    return total(f'label_replace({expression}, "name", "$1", "llmdeployment", "(.*)")', "namespace", "name")
+def with_namespace(expression: str) -> str:
+    """Return values by model with the namespace as a label of its own."""
+    return f'label_replace({expression}, "namespace", "$1", "model", "(.*)/.*")'
 
 
-def by_model_of_router(expression: str) -> str:
-    """Return values by model with the operator's labels."""
+def by_model(expression: str, *labels: str) -> str:
+    """Return the sum for each model, by namespace and name, and each combination of `labels`."""
     named = f'label_replace({expression}, "name", "$1", "model", ".*/(.*)")'
-    return total(f'label_replace({named}, "namespace", "$1", "model", "(.*)/.*")', "namespace", "name")
+    return total(with_namespace(named), "namespace", "name", *labels)

@@ -5,8 +5,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from charts.monitoring import shared_panels
 from charts.monitoring.panels import Panel, Query, board, graph, number
 from charts.monitoring.promql import (
-    IN_ENDPOINTS,
-    IN_ROUTER,
+    SELECTED,
     largest,
     or_zero,
     rate,
@@ -15,9 +14,9 @@ from charts.monitoring.promql import (
     total,
 )
 
-LIVE = series("fairlead_router_endpoint_live", IN_ENDPOINTS)
-PICKS = series("fairlead_router_ring_picks_total", IN_ROUTER)
-OWN_PICKS = series("fairlead_router_ring_picks_total", IN_ROUTER, 'result="hit"')
+LIVE = series("fairlead_router_endpoint_live", SELECTED)
+PICKS = series("fairlead_router_ring_picks_total", SELECTED)
+OWN_PICKS = series("fairlead_router_ring_picks_total", SELECTED, 'result="hit"')
 ROUTERS = "on (instance) fairlead_router_in_flight"
 
 
@@ -49,14 +48,14 @@ def overview() -> list[Panel]:
             "Held",
             "Requests that wait for a replica.",
             "short",
-            or_zero(total(series("fairlead_router_held", IN_ROUTER))),
+            or_zero(total(series("fairlead_router_held", SELECTED))),
             (1, "orange"),
         ),
         number(
             "Endpoints out",
             "Endpoints that at least one router sends nothing.",
             "short",
-            or_zero(f"count(min by (namespace, deployment, endpoint) ({LIVE}) == 0)"),
+            or_zero(f"count(min by (model, endpoint) ({LIVE}) == 0)"),
             (1, "orange"),
         ),
         number(
@@ -130,8 +129,8 @@ def endpoints() -> list[Panel]:
             "Endpoints that every router sends requests, by model.",
             "short",
             Query(
-                "{{namespace}}/{{deployment}}",
-                total(f"min by (namespace, deployment, endpoint) ({LIVE})", "namespace", "deployment"),
+                "{{model}}",
+                total(f"min by (model, endpoint) ({LIVE})", "model"),
             ),
         ),
         graph(
@@ -139,11 +138,10 @@ def endpoints() -> list[Panel]:
             "Over all routers.",
             "short",
             Query(
-                "{{deployment}} {{endpoint}}",
+                "{{model}} {{endpoint}}",
                 total(
-                    series("fairlead_router_endpoint_in_flight", IN_ENDPOINTS),
-                    "namespace",
-                    "deployment",
+                    series("fairlead_router_endpoint_in_flight", SELECTED),
+                    "model",
                     "endpoint",
                 ),
             ),
@@ -165,7 +163,7 @@ def endpoints() -> list[Panel]:
             "Held requests by model",
             "Requests that wait for a replica.",
             "short",
-            Query("{{model}}", total(series("fairlead_router_held", IN_ROUTER), "model")),
+            Query("{{model}}", total(series("fairlead_router_held", SELECTED), "model")),
         ),
     ]  # fmt: skip
 

@@ -2,9 +2,7 @@
 
 from charts.monitoring.panels import Panel, Query, graph, number
 from charts.monitoring.promql import (
-    IN_ENGINES,
-    IN_OPERATOR,
-    IN_ROUTER,
+    SELECTED,
     WINDOW,
     or_zero,
     quantile,
@@ -15,11 +13,11 @@ from charts.monitoring.promql import (
 )
 
 QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
-REQUESTS = series("fairlead_router_requests_total", IN_ROUTER)
-FAILED = series("fairlead_router_requests_total", IN_ROUTER, 'code=~"5.."')
-DESIRED = series("fairlead_operator_desired_replicas", IN_OPERATOR)
-READY = series("fairlead_operator_ready_replicas", IN_OPERATOR)
-GENERATED = series("vllm:generation_tokens_total", IN_ENGINES)
+REQUESTS = series("fairlead_router_requests_total", SELECTED)
+FAILED = series("fairlead_router_requests_total", SELECTED, 'code=~"5.."')
+DESIRED = series("fairlead_operator_desired_replicas", SELECTED)
+READY = series("fairlead_operator_ready_replicas", SELECTED)
+GENERATED = series("vllm:generation_tokens_total", SELECTED)
 
 
 def quantiles(histogram: str, matchers: str) -> list[Query]:
@@ -80,7 +78,7 @@ def time_to_first_byte() -> Panel:
         "Time to first byte at the router",
         "From a request's arrival, waits for a replica included.",
         "s",
-        *quantiles("fairlead_router_time_to_first_byte_seconds", IN_ROUTER),
+        *quantiles("fairlead_router_time_to_first_byte_seconds", SELECTED),
     )
 
 
@@ -89,7 +87,7 @@ def duration() -> Panel:
         "Duration at the router",
         "From a request's arrival to its last byte.",
         "s",
-        *quantiles("fairlead_router_request_duration_seconds", IN_ROUTER),
+        *quantiles("fairlead_router_request_duration_seconds", SELECTED),
     )
 
 
@@ -110,7 +108,7 @@ def replicas() -> Panel:
         "short",
         Query("wanted", total(DESIRED)),
         Query("ready", total(READY)),
-        Query("autoscaler", total(series("fairlead_operator_wanted_replicas", IN_OPERATOR))),
+        Query("autoscaler", total(series("fairlead_operator_wanted_replicas", SELECTED))),
     )
 
 
@@ -119,7 +117,7 @@ def gpu_memory() -> Panel:
         "GPU memory by use",
         "Over all GPUs; 0 on CPUs.",
         "bytes",
-        Query("{{use}}", total(series("fairlead:gpu_memory_bytes", IN_ENGINES), "use")),
+        Query("{{use}}", total(series("fairlead:gpu_memory_bytes", SELECTED), "use")),
         stacked=True,
     )
 

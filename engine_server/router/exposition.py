@@ -127,12 +127,13 @@ class Exposition(Collector):
         yield rejected
 
     def _endpoints(self) -> Iterable[Metric]:
-        labels = ["namespace", "deployment", "endpoint"]
+        labels = ["namespace", "deployment", "model", "endpoint"]
         live = gauge("endpoint_live", "1 if the endpoint is live, else 0", labels)
         in_flight = gauge("endpoint_in_flight", "Requests in flight at the endpoint", labels)
         for route in self._directory.routes:
             for endpoint in route.endpoints:
-                values = [*route.deployment.key, str(endpoint.address)]
+                key = route.deployment.key
+                values = [*key, label(key), str(endpoint.address)]
                 live.add_metric(values, float(self._health.is_live(endpoint)))
                 in_flight.add_metric(values, float(endpoint.in_flight))
         return live, in_flight

@@ -14,6 +14,9 @@ QUEUE_BOUNDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 3
 # Of status.start.
 START_PHASES = ("scheduled", "pulled", "fetched", "loaded", "warmed", "ready")
 
+# Of series about an LLMDeployment. Prometheus may replace `namespace`, but not `model`, NAMESPACE/NAME.
+LABELS = ("namespace", "name", "model")
+
 REGISTRY = CollectorRegistry()
 ProcessCollector(registry=REGISTRY)
 RECONCILES = Counter("fairlead_operator_reconciles", "Finished reconciles.", ["outcome"], registry=REGISTRY)
@@ -93,37 +96,37 @@ class ReportedStatus(Collector):
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         """Yield the metric families; called by the registry."""
-        labels = ["namespace", "name"]
-        desired = GaugeMetricFamily("fairlead_operator_desired_replicas", "spec.replicas.", labels=labels)
+        desired = GaugeMetricFamily("fairlead_operator_desired_replicas", "spec.replicas.", labels=LABELS)
         ready = GaugeMetricFamily(
-            "fairlead_operator_ready_replicas", "Replicas that are ready.", labels=labels
+            "fairlead_operator_ready_replicas", "Replicas that are ready.", labels=LABELS
         )
         conditions = GaugeMetricFamily(
             "fairlead_operator_condition",
             "1 for the current status of each condition of each LLMDeployment.",
-            labels=[*labels, "condition", "status"],
+            labels=[*LABELS, "condition", "status"],
         )
         starts = GaugeMetricFamily(
             "fairlead_operator_start_seconds",
             "Duration of each phase of the last start of a replica.",
-            labels=[*labels, "phase"],
+            labels=[*LABELS, "phase"],
         )
         outdated = GaugeMetricFamily(
             "fairlead_operator_template_outdated",
             "1 if replicas have another pod template than this operator would give them now.",
-            labels=labels,
+            labels=LABELS,
         )
         for key, (desired_replicas, status, is_outdated) in self._by_key.items():
-            desired.add_metric(key, desired_replicas)
-            ready.add_metric(key, status.ready_replicas)
+            labels = (*key, str(key))
+            desired.add_metric(labels, desired_replicas)
+            ready.add_metric(labels, status.ready_replicas)
             if is_outdated is not None:
-                outdated.add_metric(key, is_outdated)
+                outdated.add_metric(labels, is_outdated)
             for condition in status.conditions:
-                conditions.add_metric([*key, condition.type, condition.status], 1)
+                conditions.add_metric([*labels, condition.type, condition.status], 1)
             for phase in START_PHASES:
                 seconds = getattr(status.start, phase, None)
                 if seconds is not None:
-                    starts.add_metric([*key, phase], seconds)
+                    starts.add_metric([*labels, phase], seconds)
         return desired, ready, conditions, starts, outdated
 
 
@@ -146,16 +149,17 @@ class ScalingDecisions(Collector):
         wanted = GaugeMetricFamily(
             "fairlead_operator_wanted_replicas",
             "Replicas that the autoscaler wants.",
-            labels=["namespace", "name"],
+            labels=LABELS,
         )
         reasons = GaugeMetricFamily(
             "fairlead_operator_scaling_reason",
             "1 for the reason of the autoscaler's last decision on each LLMDeployment.",
-            labels=["namespace", "name", "reason"],
+            labels=[*LABELS, "reason"],
         )
         for key, (replicas, reason) in self._by_key.items():
-            wanted.add_metric([*key], replicas)
-            reasons.add_metric([*key, reason], 1)
+            labels = (*key, str(key))
+            wanted.add_metric(labels, replicas)
+            reasons.add_metric([*labels, reason], 1)
         yield from (wanted, reasons)
 
 

@@ -54,7 +54,9 @@ def helm() -> Helm:
 
 
 @pytest.fixture(
-    scope="session", params=["this one", "one with a Lease", *FROZEN], ids=lambda chart: getattr(chart, "stem", chart)
+    scope="session",
+    params=["this one", "one with a Lease", *FROZEN],
+    ids=lambda chart: getattr(chart, "stem", chart),
 )
 def earlier_chart(
     request: pytest.FixtureRequest, helm: Helm, tmp_path_factory: pytest.TempPathFactory

@@ -42,7 +42,8 @@ def test_dashboards_are_labelled_config_maps(render: Render) -> None:
         assert content == json.loads((FILES / "dashboards" / f"{name}.json").read_text())
 
 
-def test_alerts_are_those_of_the_file(render: Render) -> None:
+@pytest.mark.parametrize("monitors", ["podMonitors", "serviceMonitors"])
+def test_alerts_are_those_of_the_file(render: Render, monitors: str) -> None:
     (rendered,) = of_kind(
         render(prometheusRules={"enabled": True, "labels": {"release": "prometheus"}}), "PrometheusRule"
     )
@@ -50,7 +51,7 @@ def test_alerts_are_those_of_the_file(render: Render) -> None:
     of_present, of_absent = yaml.safe_load((FILES / "rules.yaml").read_text())["groups"]
     assert rendered["spec"] == {"groups": [of_present]}
     (monitored,) = of_kind(
-        render(prometheusRules={"enabled": True}, podMonitors={"enabled": True}), "PrometheusRule"
+        render(prometheusRules={"enabled": True}, **{monitors: {"enabled": True}}), "PrometheusRule"
     )
     assert monitored["spec"] == {"groups": [of_present, of_absent]}
 
@@ -77,7 +78,15 @@ def test_pod_monitor_of_engines_adds_the_label_that_dashboards_select_by(render:
         {
             "sourceLabels": ["__meta_kubernetes_pod_label_fairlead_dev_llmdeployment"],
             "targetLabel": "llmdeployment",
-        }
+        },
+        {
+            "sourceLabels": [
+                "__meta_kubernetes_namespace",
+                "__meta_kubernetes_pod_label_fairlead_dev_llmdeployment",
+            ],
+            "separator": "/",
+            "targetLabel": "model",
+        },
     ]
 
 

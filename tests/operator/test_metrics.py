@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from engine_server.contract.cluster.api import Key
 
 KEY = Key("team", "m")
-LABELS = {"namespace": "team", "name": "m"}
+LABELS = {"namespace": "team", "name": "m", "model": "team/m"}
 READY = Condition("Ready", "False", "Starting", "", "2026-01-01T00:00:00Z")
 
 

@@ -9,7 +9,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -39,6 +39,19 @@ SHARED_PREFIX = "You are a patient assistant who explains each step in plain wor
 def get(url: str, **query: str) -> Any:
     with urllib.request.urlopen(f"{url}?{urllib.parse.urlencode(query)}", timeout=60) as answer:
         return json.load(answer)
+
+
+@pytest.fixture(scope="session")
+def promtool() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Return a function that runs promtool."""
+    program = shutil.which("promtool")
+    if program is None:
+        pytest.skip("needs promtool on the PATH; Debian's package `prometheus` has it")
+
+    def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([program, *arguments], capture_output=True, text=True)
+
+    return run
 
 
 @dataclass
@@ -151,7 +164,13 @@ def scrape(engines: list[Program], router: Program, operator: Program) -> dict[s
     own = {"namespace": "fairlead-system"}
     inside = [target(router, pod="router-0", **own), target(operator, pod="operator-0", **own)]
     pods = [
-        target(engine, namespace="default", llmdeployment=MODEL, pod=f"{MODEL}-{number}")
+        target(
+            engine,
+            namespace="default",
+            llmdeployment=MODEL,
+            model=f"default/{MODEL}",
+            pod=f"{MODEL}-{number}",
+        )
         for number, engine in enumerate(engines)
     ]
     return {

@@ -1,12 +1,10 @@
 """The alerts: `promtool` evaluates them over made-up series, and each has a section of instructions."""
 
 import re
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import yaml
 
 from charts.monitoring.alerts import ABSENCE_ALERTS, ALERTS
@@ -17,19 +15,6 @@ CASES = Path(__file__).with_name("alerts.test.yaml")
 NAMES = [alert.name for alert in (*ALERTS, *ABSENCE_ALERTS)]
 
 Promtool = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture(scope="session")
-def promtool() -> Promtool:
-    """Return a function that runs promtool."""
-    program = shutil.which("promtool")
-    if program is None:
-        pytest.skip("the alerts' tests need promtool on the PATH; Debian's package `prometheus` has it")
-
-    def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([program, *arguments], capture_output=True, text=True)
-
-    return run
 
 
 def test_alerts_are_valid_rules(promtool: Promtool) -> None:

@@ -19,7 +19,7 @@ WINDOWS = {
 def reason(scaler: Any, name: str) -> str:
     """Return the reason of the last decision, empty before the first."""
     found = re.search(
-        rf'^fairlead_operator_scaling_reason{{name="{name}",namespace="\S+",reason="(\w+)"}} 1',
+        rf'^fairlead_operator_scaling_reason{{model="\S+",name="{name}",namespace="\S+",reason="(\w+)"}} 1',
         scaler.metrics(),
         re.MULTILINE,
     )

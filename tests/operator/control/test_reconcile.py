@@ -338,10 +338,8 @@ def test_metrics_have_a_series_for_each_condition_until_the_object_is_deleted(
     until(lambda: operator.metric(condition, condition="Ready", status="False", **labels) == 1)
     assert operator.metric(condition, status="True", **labels) > 0
     assert operator.metric("fairlead_operator_desired_replicas", **labels) == 2
-    assert (
-        f'fairlead_operator_ready_replicas{{name="{name}",namespace="{world.namespace}"}} 0.0'
-        in operator.metrics()
-    )
+    model = f'model="{world.namespace}/{name}",name="{name}",namespace="{world.namespace}"'
+    assert f"fairlead_operator_ready_replicas{{{model}}} 0.0" in operator.metrics()
     assert operator.metric("fairlead_operator_leader") == 1
     world.delete("llmd", name)
     until(lambda: name not in operator.metrics())
