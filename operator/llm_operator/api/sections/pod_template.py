@@ -77,7 +77,8 @@ class PodSpec(Open, frozen=True):
         tuple[Object, ...] | None,
         NULLABLE,
         about(
-            "Rules by which replicas are spread over zones or nodes. Select fairlead.dev/llmdeployment: NAME."
+            "Rules by which replicas are spread over zones or nodes. Select fairlead.dev/llmdeployment: NAME, with"
+            " matchLabelKeys: [pod-template-hash], so that a rollout does not count the pods that it replaces."
         ),
     ] = None
     priority_class_name: Annotated[Text, about("The PriorityClass of the pods.")] = None

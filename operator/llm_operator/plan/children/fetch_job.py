@@ -22,7 +22,7 @@ from llm_operator.plan.pod.affinity import without_terms
 from llm_operator.plan.pod.overlay import PATH
 from llm_operator.plan.pod.pods import gpu_resource, pod_template
 from llm_operator.plan.pod.profiles import profile_of, with_resources
-from llm_operator.plan.pod.volumes import FETCHED, filling_source
+from llm_operator.plan.pod.volumes import EVICTION_ANNOTATION, FETCHED, filling_source
 from llm_operator.settings import Settings
 
 FOLDER = FETCHED.mount["mountPath"]
@@ -136,11 +136,16 @@ def without_engines(
 
 
 def fetch_metadata(deployment: LLMDeployment, cache: ModelCache, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the engines' annotations and labels without the operator's own, by which the Service would select it."""
+    """Return the engines' annotations and labels without the operator's own.
+
+    By its labels the Service would select the pod, and by its annotation the cluster autoscaler end the download.
+    """
     own = labels.pod_labels(deployment.name)
     others = {name: value for name, value in given["labels"].items() if name not in own}
-    annotations = {"annotations": given["annotations"]} if given.get("annotations") else {}
-    return {"labels": others | labels.fetch_pod_labels(cache.name), **annotations}
+    annotations = {**given.get("annotations", {})}
+    annotations.pop(EVICTION_ANNOTATION, None)
+    metadata = {"labels": others | labels.fetch_pod_labels(cache.name)}
+    return metadata | ({"annotations": annotations} if annotations else {})
 
 
 def fetching_container(pod: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,16 @@ from llm_operator.plan.pod.overlay import PATH, merge
 from llm_operator.plan.pod.profiles import profile_of, with_resources
 from llm_operator.plan.pod.template import check_template
 from llm_operator.plan.pod.variables import by_name, overridden
-from llm_operator.plan.pod.volumes import FETCHED, SCRATCH, WRITABLE_VOLUME, Source, limited, mounts, source
+from llm_operator.plan.pod.volumes import (
+    EVICTION_ANNOTATION,
+    FETCHED,
+    SCRATCH,
+    WRITABLE_VOLUME,
+    Source,
+    limited,
+    mounts,
+    source,
+)
 from llm_operator.settings import Settings
 
 CACHE_ENV = {"HOME": "/cache", "XDG_CACHE_HOME": "/cache", "HF_HOME": "/cache/huggingface"}
@@ -64,7 +73,8 @@ def pod_template(
             for taint in gpu_taints(spec.resources)
         ]
     own_labels = labels.pod_labels(deployment.name)
-    template: dict[str, Any] = {"metadata": {"labels": own_labels}, "spec": pod}
+    scratch = {EVICTION_ANNOTATION: ",".join(volume.name for volume in SCRATCH)}
+    template: dict[str, Any] = {"metadata": {"labels": own_labels, "annotations": scratch}, "spec": pod}
     add_files(template, deployment)
     template = merge(template, profile.get("podTemplate", {}), own_labels, may_choose_account=True)
     template = merge(template, spec.pod_template or {}, own_labels, settings.allow_service_account)

@@ -24,6 +24,8 @@ SCRATCH = (
     Volume("cache", {"emptyDir": {}}, {"mountPath": "/cache"}),
     Volume("shm", {"emptyDir": {"medium": "Memory"}}, {"mountPath": "/dev/shm"}),  # noqa: S108
 )
+# By which the cluster autoscaler removes nodes with pods that have these volumes, which hold nothing to keep.
+EVICTION_ANNOTATION = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
 # A block volume belongs to root; the kubelet gives it to the group of the image's user when it is mounted.
 WRITABLE_VOLUME: dict[str, Any] = {"fsGroup": 65532, "fsGroupChangePolicy": "OnRootMismatch"}
 # Of the pod that fetches into a cache.

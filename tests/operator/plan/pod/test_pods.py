@@ -161,6 +161,10 @@ def test_containers_satisfy_the_restricted_standard_and_can_write_scratch_folder
         assert {"/tmp", "/cache", "/dev/shm"} <= writable
 
 
+def test_engines_have_no_variables_of_services(planned: Any, manifest: Any) -> None:
+    assert planned(manifest()).pod["enableServiceLinks"] is False
+
+
 def test_startup_and_liveness_probe_health_and_readiness_probes_ready(planned: Any, manifest: Any) -> None:
     container = planned(manifest()).engine
 

@@ -37,6 +37,36 @@ def test_a_model_is_fetched_mounted_or_read_from_the_image(
         assert mounts["models"]["readOnly"] is True
 
 
+@pytest.mark.parametrize("uri", ["hf://org/name", "pvc://models/smollm2", "/opt/model"])
+def test_the_cluster_autoscaler_may_evict_pods_with_scratch_volumes_but_not_with_a_model(
+    planned: Any, manifest: Any, uri: str
+) -> None:
+    goal = planned(manifest(model={"uri": uri}))
+
+    annotations = goal.template["metadata"]["annotations"]
+    named = annotations["cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"].split(",")
+    scratch = {volume["name"] for volume in goal.pod["volumes"] if "emptyDir" in volume} - {"models"}
+    assert set(named) == scratch
+
+
+def test_a_pod_template_may_keep_the_cluster_autoscaler_from_evicting(planned: Any, manifest: Any) -> None:
+    kept = {"cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes": None}
+
+    goal = planned(manifest(podTemplate={"metadata": {"annotations": kept}}))
+
+    assert goal.template["metadata"]["annotations"] == {}
+
+
+def test_a_download_has_neither_that_annotation_nor_the_variables_of_services(
+    planned: Any, manifest: Any
+) -> None:
+    goal = planned(manifest(model={"uri": "hf://a/b", "cache": {"claim": "models"}}))
+
+    job = goal.child("Job")["spec"]["template"]
+    assert "annotations" not in job["metadata"]
+    assert job["spec"]["enableServiceLinks"] is False
+
+
 def test_a_claim_without_a_path_is_mounted_whole(planned: Any, manifest: Any) -> None:
     goal = planned(manifest(model={"uri": "pvc://models"}))
 
