@@ -136,7 +136,7 @@ async def test_counts_everything_by_names_of_operators_and_codes(page):
         ("buffer_bytes", "", 10),
         ("forgotten_bodies_total", "", 2),
         ("ejections_total", "reason=refusing", 1),
-        ("endpoint_live", "deployment=m,endpoint=http://10.0.0.1:8000,namespace=default", 0),
+        ("endpoint_live", "deployment=m,endpoint=http://10.0.0.1:8000,model=default/m,namespace=default", 0),
     ):
         assert samples[name, labels] == value
 
