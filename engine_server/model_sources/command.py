@@ -9,6 +9,7 @@ from engine_server.contract.base.command_line import Parser
 from engine_server.contract.base.listening import ListenError
 from engine_server.contract.base.logs import LEVEL_VARIABLE, add_log_flags, configure_logs
 from engine_server.contract.cluster.fetch_container import PROGRESS_PATH, UNUSABLE
+from engine_server.contract.cluster.model_uri import EXAMPLES
 from engine_server.model_sources import ModelSourceError, Progress, UnusableModelError, resolve
 from engine_server.model_sources.progress_server import serve
 
@@ -20,7 +21,7 @@ def build_parser() -> Parser:
     parser.add_argument(
         "uri",
         metavar="URI",
-        help="hf://org/name[@revision], org/name, pypi://package, s3://bucket/path, or a path",
+        help=f"{EXAMPLES}, or a path",
     )
     parser.add_argument(
         "--to", type=Path, metavar="DIR", help="the folder to fetch into (default: the cache)"

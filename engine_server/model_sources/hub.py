@@ -3,23 +3,50 @@
 import logging
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine_server.contract.base.quoting import quote
-from engine_server.contract.cluster.model_uri import COMMIT, HubRepository
+from engine_server.contract.cluster.sources.hub import COMMIT, HubRepository
+from engine_server.model_sources import folder
 from engine_server.model_sources.errors import ModelSourceError, UnusableModelError
 from engine_server.model_sources.folder import UNUSED, USED, is_inside, is_used
 from engine_server.model_sources.gguf.shards import shards, some
 from engine_server.model_sources.progress import Progress
 from engine_server.model_sources.record import HASHING_THREADS, Checksums, sha256_of
 from engine_server.model_sources.store import check_space, step
+from engine_server.model_sources.wanted import Conversion, Wanted
 
 if TYPE_CHECKING:
     from huggingface_hub import DryRunFileInfo
+
+
+def fetch_model(source: HubRepository, wanted: Wanted) -> Path:
+    """Return the folder of a repository, or of its GGUF file, converted. Raises ModelSourceError."""
+    if source.file is not None:
+        if not wanted.takes_gguf:
+            raise UnusableModelError(
+                f"{source}: load_format is {wanted.load_format}, which takes no GGUF file"
+            )
+        conversion = Conversion(lambda: download_gguf(source, wanted.progress), wanted)
+        if wanted.into is not None:
+            return conversion.materialize(wanted.into, str(source))
+        return wanted.convert(conversion.file())
+    if wanted.into is None:
+        return folder.check(download(source, wanted.progress), str(source))
+    fill_place = partial(fill, source, progress=wanted.progress)
+    return wanted.materialize(wanted.into, str(source), fill_place, can_resume=True)
+
+
+def fetch_adapter(source: HubRepository, check: Callable[[Path, str], Path]) -> Path:
+    """Return the folder of a repository that is an adapter. Raises ModelSourceError."""
+    if source.file is not None:
+        raise UnusableModelError(f"{source}: an adapter is a folder of files, and this is a GGUF file")
+    return check(download(source, Progress()), str(source))
 
 
 def download(source: HubRepository, progress: Progress) -> Path:
@@ -68,12 +95,6 @@ def download_gguf(source: HubRepository, progress: Progress) -> Path:
                 f"{source}: the branch has moved during the download; fetch the model again"
             )
     return paths[0]
-
-
-def cached_commit(path: Path) -> str | None:
-    """Return the commit of a file or folder in the hub's cache, which has a folder for each; None elsewhere."""
-    names = [folder.name for folder in (path, *path.parents) if folder.parent.name == "snapshots"]
-    return next((name for name in names if re.fullmatch(COMMIT, name)), None)
 
 
 def fill(source: HubRepository, place: Path, progress: Progress) -> Checksums:

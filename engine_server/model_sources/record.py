@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from engine_server.contract.cluster.model_uri import COMMIT
+from engine_server.contract.cluster.sources.hub import COMMIT
 from engine_server.model_sources.errors import ModelSourceError
 from engine_server.model_sources.folder import is_used
 

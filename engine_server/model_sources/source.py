@@ -3,11 +3,12 @@
 from pathlib import Path
 
 from engine_server.contract.cluster import model_uri
-from engine_server.contract.cluster.model_uri import Bucket, HubRepository, LocalPath, Package
+from engine_server.contract.cluster.sources.local_path import LocalPath
+from engine_server.contract.cluster.sources.source import Source
 from engine_server.model_sources.errors import ModelSourceError, UnusableModelError
 
 
-def locate(uri: str) -> Path | HubRepository | Package | Bucket:
+def locate(uri: str) -> Path | Source:
     """Return the existing local path that `uri` names, or else the source to fetch it from.
 
     A path that exists comes before a repository of the same name. Raises ModelSourceError.
@@ -21,15 +22,13 @@ def locate(uri: str) -> Path | HubRepository | Package | Bucket:
         if "://" not in uri:
             raise _no_folder(uri, path) from None
         raise UnusableModelError(str(error)) from None
-    match source:
-        case HubRepository() | Package() | Bucket():
-            return source
-        case LocalPath():
-            raise _no_folder(uri, path)
-        case _:
-            raise UnusableModelError(
-                f"{uri}: a volume claim exists only in a cluster; on this machine, give the folder's path"
-            )
+    if source.FETCHED:
+        return source
+    if isinstance(source, LocalPath):
+        raise _no_folder(uri, path)
+    raise UnusableModelError(
+        f"{uri}: a volume claim exists only in a cluster; on this machine, give the folder's path"
+    )
 
 
 def _no_folder(uri: str, path: Path) -> ModelSourceError:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import yaml
 
-from engine_server.contract.cluster.model_uri import HubRepository
+from engine_server.contract.cluster.sources.hub import HubRepository
 from engine_server.engine.input.tokenizer import read_tokenizer
 from engine_server.model_sources import resolve
 from engine_server.model_sources.source import locate

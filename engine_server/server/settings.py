@@ -92,8 +92,8 @@ class ApiSettings:
     )
     lora_modules: list[str] | None = setting(
         None,
-        "LoRA adapters to serve from the start on, as NAME=URI: a folder, org/name, hf:// or s3://; may be repeated. "
-        "vLLM's JSON with name and path is taken too. Takes --enable-lora",
+        "LoRA adapters to serve from the start on, as NAME=URI: a folder, or what `fairlead fetch` takes; may be "
+        "repeated. vLLM's JSON with name and path is taken too. Takes --enable-lora",
         metavar="NAME=URI",
         in_streams=False,
     )

@@ -10,6 +10,7 @@ import yaml
 from engine_server.contract.base.command_line import Parser
 from engine_server.contract.base.listening import ListenError
 from engine_server.contract.cluster.labels import ROUTER_PORT
+from engine_server.contract.cluster.model_uri import EXAMPLES
 from llm_local.engines import Command, fairlead
 from llm_local.left_out import left_out
 from llm_local.local import up
@@ -28,8 +29,8 @@ def build_parser() -> argparse.ArgumentParser:
         "words",
         metavar="WHAT",
         nargs="+",
-        help="a model: org/name or hf://org/name on the hub, pypi://package, s3://bucket/path, a folder or a GGUF "
-        "file; or manifests: a file that ends in .yaml or .yml, a folder with such files, or - for standard input",
+        help=f"a model: {EXAMPLES}, a folder or a GGUF file; "
+        "or manifests: a file that ends in .yaml or .yml, a folder with such files, or - for standard input",
     )
     flag(
         "--replicas",

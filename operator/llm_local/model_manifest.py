@@ -6,7 +6,8 @@ from typing import Any
 
 from engine_server.contract.cluster import model_uri
 from engine_server.contract.cluster.api import API_VERSION, KIND
-from engine_server.contract.cluster.model_uri import Bucket, HubRepository, LocalPath, Package
+from engine_server.contract.cluster.sources.claim import VolumeClaim
+from engine_server.contract.cluster.sources.local_path import LocalPath
 
 # The most characters of a deployment's name.
 LONGEST_NAME = 52
@@ -35,19 +36,11 @@ def source_name(uri: str) -> str:
         source = model_uri.parse(uri)
     except model_uri.ModelUriError as error:
         raise ModelError(str(error)) from error
-    match source:
-        case LocalPath(path) if not Path(path).expanduser().exists():
-            raise ModelError(f"{path}: there is no such file or folder")
-        case LocalPath(path):
-            return Path(path).stem if path.endswith(".gguf") else Path(path).name
-        case HubRepository(repository, _, file):
-            return Path(file or repository).name.removesuffix(".gguf")
-        case Package(name):
-            return name
-        case Bucket(_, prefix):
-            return Path(prefix).name
-        case _:
-            raise ModelError(f"{uri}: only a cluster has volume claims; give the folder's path")
+    if isinstance(source, VolumeClaim):
+        raise ModelError(f"{uri}: only a cluster has volume claims; give the folder's path")
+    if isinstance(source, LocalPath) and not Path(source.path).expanduser().exists():
+        raise ModelError(f"{source.path}: there is no such file or folder")
+    return source.name
 
 
 def deployment_name(name: str) -> str:

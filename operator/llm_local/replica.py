@@ -19,7 +19,8 @@ from llm_operator.settings import Settings
 from engine_server.contract.cluster import labels
 from engine_server.contract.cluster.adapters import WantedAdapter, WantedAdapters
 from engine_server.contract.cluster.api import DEFAULT_NAMESPACE
-from engine_server.contract.cluster.model_uri import VolumeClaim, parse
+from engine_server.contract.cluster.model_uri import parse
+from engine_server.contract.cluster.sources.claim import VolumeClaim
 
 THREADS = "OMP_NUM_THREADS"
 GPUS = "CUDA_VISIBLE_DEVICES"

@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,7 @@ def write_model_uris() -> dict[str, bytes]:
 
 def read_model_uris(content: bytes) -> dict[str, Any]:
     parsed = {uri: model_uri.parse(uri) for uri in content.decode().split("\n")}
-    return {uri: [type(source).__name__, *source] for uri, source in parsed.items()}
+    return {uri: [type(source).__name__, *astuple(source)] for uri, source in parsed.items()}
 
 
 def methods_by_path() -> dict[str, str]:

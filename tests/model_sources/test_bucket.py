@@ -20,7 +20,7 @@ from obstore.store import S3Store
 from tiers import tiered
 from waiting import until
 
-from engine_server.contract.cluster.model_uri import Bucket
+from engine_server.contract.cluster.sources.bucket import Bucket
 from engine_server.model_sources import ModelSourceError, bucket, record, store
 from engine_server.model_sources.progress import Progress
 

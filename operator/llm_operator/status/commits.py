@@ -3,8 +3,9 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from engine_server.contract.cluster.model_uri import HubRepository, parse
+from engine_server.contract.cluster.model_uri import parse
 from engine_server.contract.cluster.reasons import Reason
+from engine_server.contract.cluster.sources.hub import HubRepository
 from llm_operator.api.spec import LLMDeploymentSpec
 from llm_operator.api.status import ServedCommit
 from llm_operator.observed import Observed, Problem, Replica

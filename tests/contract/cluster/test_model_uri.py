@@ -1,20 +1,25 @@
 """The grammar of model URIs, which needs no file system."""
 
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from llm_operator.api.schema import SpecError
 from llm_operator.api.spec import parse as parse_manifest
 
-from engine_server.contract.cluster.model_uri import (
-    Bucket,
-    HubRepository,
-    LocalPath,
-    ModelUriError,
-    Package,
-    VolumeClaim,
-    parse,
-)
+from engine_server.contract.cluster import sources
+from engine_server.contract.cluster.model_uri import SOURCES, ModelUriError, parse
+from engine_server.contract.cluster.sources.bucket import Bucket
+from engine_server.contract.cluster.sources.claim import VolumeClaim
+from engine_server.contract.cluster.sources.hub import HubRepository
+from engine_server.contract.cluster.sources.local_path import LocalPath
+from engine_server.contract.cluster.sources.package import Package
+from engine_server.contract.cluster.sources.source import Source
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "api.md"
 
 
 @pytest.mark.parametrize(
@@ -84,6 +89,25 @@ def test_a_uri_outside_the_grammar_is_refused_with_what_is_expected(uri, words):
         parse(uri)
 
     assert uri in str(refusal.value) and words in str(refusal.value)
+
+
+def test_each_source_that_is_declared_can_be_named():
+    modules = [import_module(f"{sources.__name__}.{found.name}") for found in iter_modules(sources.__path__)]
+    declared = {
+        each
+        for module in modules
+        for each in vars(module).values()
+        if isinstance(each, type) and issubclass(each, Source) and each is not Source
+    }
+    assert declared == set(SOURCES)
+
+
+@pytest.mark.parametrize(
+    "source", [source for source in SOURCES if source.SCHEME], ids=lambda source: source.SCHEME
+)
+def test_the_documents_have_each_source(source):
+    row = next(line for line in DOCUMENT.read_text().splitlines() if line.startswith("| `model.uri` |"))
+    assert f"`{source.SCHEME}://" in row
 
 
 @given(

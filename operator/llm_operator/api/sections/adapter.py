@@ -4,6 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from engine_server.contract.cluster.model_uri import ADAPTER_FORMS
 from llm_operator.api import rules
 from llm_operator.api.schema import Name, Section, about, ruled
 
@@ -17,7 +18,7 @@ class Adapter(Section, frozen=True):
         Meta(min_length=1, max_length=1024),
         ruled(rules.ADAPTER_URI),
         about(
-            "The folder of the adapter, as PEFT saves it: hf://ORG/NAME[@REVISION] (or ORG/NAME), pypi://PACKAGE,"
-            " s3://BUCKET/PATH, pvc://CLAIM[/PATH] on the claim that holds the model, or a path in the pod."
+            f"The folder of the adapter, as PEFT saves it: {ADAPTER_FORMS}, in the pod. A claim is the one that holds"
+            " the model."
         ),
     ]

@@ -4,18 +4,22 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from engine_server.contract.cluster.model_uri import MODEL_FORMS, SOURCES
 from llm_operator.api import rules
 from llm_operator.api.schema import LIST_TYPE, NOT_IN_PODS, Name, Section, about, ruled
 from llm_operator.api.sections.cache import Cache
+
+SECRET_KEYS = "; ".join(
+    f"for {source.SCHEME}:// {', '.join(variable.key for variable in source.SECRET)}"
+    for source in SOURCES
+    if source.SECRET
+)
 
 
 class SecretRef(Section, frozen=True):
     name: Annotated[
         Name,
-        about(
-            "The name of a Secret in the same namespace. For a hub its key `token` is the token; for s3:// its keys are"
-            " AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION and AWS_ENDPOINT_URL."
-        ),
+        about(f"The name of a Secret in the same namespace, with these keys: {SECRET_KEYS}."),
     ]
 
 
@@ -24,10 +28,7 @@ class Model(Section, frozen=True):
         str,
         Meta(min_length=1, max_length=1024),
         ruled(rules.MODEL_URI),
-        about(
-            "The model: hf://ORG/NAME[/FILE.gguf][@REVISION] (or ORG/NAME), pypi://PACKAGE, pvc://CLAIM[/PATH], s3://BUCKET/PATH,"
-            " or a path in the image that begins with /, ./, ../ or ~/."
-        ),
+        about(f"The model: {MODEL_FORMS}, in the image."),
     ]
     served_names: Annotated[
         tuple[Annotated[Name, ruled(rules.PRINTABLE)], ...],

@@ -13,7 +13,8 @@ from engine_server.contract.cluster.adapters import (
     WantedAdapters,
 )
 from engine_server.contract.cluster.model_folder import CLAIM_FOLDER
-from engine_server.contract.cluster.model_uri import VolumeClaim, parse
+from engine_server.contract.cluster.model_uri import parse
+from engine_server.contract.cluster.sources.claim import VolumeClaim
 from llm_operator.api.spec import LLMDeployment
 from llm_operator.observed import ADAPTERS_ENTRY, Manifest, Observed, adapters_key
 from llm_operator.plan.ownership import child, owned_pods

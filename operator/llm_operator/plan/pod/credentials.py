@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from engine_server.contract.cluster.model_uri import BUCKET_VARIABLES, Bucket, HubRepository, parse
+from engine_server.contract.cluster.model_uri import SOURCES, parse
 from llm_operator.api.sections.model import Model
 
 
@@ -11,23 +11,20 @@ def variables(model: Model) -> list[dict[str, Any]]:
     if model.secret_ref is None:
         return []
     name = model.secret_ref.name
-    match parse(model.uri):
-        case Bucket():
-            # None is required, since the cloud may give the pod an identity.
-            return [variable(key, name, key, optional=True) for key in BUCKET_VARIABLES]
-        case HubRepository():
-            return [variable("HF_TOKEN", name, "token")]
-        case _:
-            return []
+    return [
+        variable(each.name, name, each.key, **({} if each.is_required else {"optional": True}))
+        for each in parse(model.uri).SECRET
+    ]
 
 
 def adapter_variables(model: Model) -> list[dict[str, Any]]:
-    """Return the variables of an engine that fetches adapters, from a hub or a bucket, with the model's Secret."""
+    """Return the variables of an engine that fetches adapters, from any source, with the model's Secret."""
     if model.secret_ref is None:
         return []
     name = model.secret_ref.name
-    hub = variable("HF_TOKEN", name, "token", optional=True)
-    return [hub, *(variable(key, name, key, optional=True) for key in BUCKET_VARIABLES)]
+    return [
+        variable(each.name, name, each.key, optional=True) for source in SOURCES for each in source.SECRET
+    ]
 
 
 def variable(name: str, secret: str, key: str, **options: bool) -> dict[str, Any]:

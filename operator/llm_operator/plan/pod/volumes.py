@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from engine_server.contract.cluster.model_folder import MODEL_FOLDER
-from engine_server.contract.cluster.model_uri import LocalPath, VolumeClaim, parse
+from engine_server.contract.cluster.model_uri import parse
+from engine_server.contract.cluster.sources.claim import VolumeClaim
+from engine_server.contract.cluster.sources.local_path import LocalPath
 from llm_operator.api.model_cache import model_cache
 from llm_operator.api.sections.model import Model
 from llm_operator.api.sections.resources import Resources
