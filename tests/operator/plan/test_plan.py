@@ -1,9 +1,13 @@
 """The plan as a whole: the children of an LLMDeployment, and the pruning of those that it no longer has."""
 
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any
 
 import pytest
 from llm_operator.observed import ChildKey, Observed
+from llm_operator.plan import children
+from llm_operator.plan.plan import PLANNERS
 
 LABEL = "fairlead.dev/llmdeployment"
 STRAY = ChildKey("v1", "Service", "smollm2-former")
@@ -56,3 +60,12 @@ def test_never_deletes_an_object(planned: Any, manifest: Any, metadata: dict[str
     goal = planned(with_uid(manifest()), Observed(children={STRAY: existing(**metadata)})).goal
 
     assert goal.delete == ()
+
+
+def test_each_planner_of_children_is_among_the_planners() -> None:
+    modules = [
+        import_module(f"{children.__name__}.{found.name}") for found in iter_modules(children.__path__)
+    ]
+    planners = [module for module in modules if hasattr(module, "plan")]
+    assert len(planners) > 3
+    assert all(module in PLANNERS for module in planners)

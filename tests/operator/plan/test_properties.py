@@ -13,6 +13,7 @@ from llm_operator.api.profiles import PROFILES as KNOWN_PROFILES
 from llm_operator.api.schema import SpecError
 from llm_operator.api.spec import parse
 from llm_operator.api.spec_hash import spec_hash
+from llm_operator.kinds import CHILDREN
 from llm_operator.observed import ChildKey, KeyHashes, Manifest, Observed, workload_key
 from llm_operator.plan.decide import decide
 from llm_operator.plan.pod.pods import pod_template
@@ -75,6 +76,7 @@ def test_every_spec_has_a_plan_or_a_message(manifest: Any, spec: dict[str, Any])
 
     if decision.refusal is None:
         assert decision.plan.apply
+        assert {(key.api_version, key.kind) for key in decision.plan.apply} <= CHILDREN.keys()
         json.dumps(list(decision.plan.apply.values()))
     else:
         assert decision.refusal.message
