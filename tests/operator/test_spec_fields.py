@@ -76,7 +76,12 @@ GIVEN = {
     "engine.files.[].path": PATHS,
 }
 # They are written for comparisons alone.
-RECORDS = {labels.SPEC_HASH_ANNOTATION, labels.POD_TEMPLATE_ANNOTATION, labels.RECORD_HASH_ANNOTATION}
+RECORDS = {
+    labels.SPEC_HASH_ANNOTATION,
+    labels.POD_TEMPLATE_ANNOTATION,
+    labels.RECORD_HASH_ANNOTATION,
+    labels.FETCH_SPEC_ANNOTATION,
+}
 
 
 def leaves(schema: Schema, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Schema]]:
