@@ -3,6 +3,7 @@
 import os
 import platform
 import shlex
+import sysconfig
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,7 +15,7 @@ PACKAGES = ("torch", "triton", "transformers", "vllm")
 
 
 def provenance(*command: str) -> dict[str, Any]:
-    """Return the date, command, machine and versions of a measurement."""
+    """Return the date, command, machine, versions and interpreter's build of a measurement."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(command),
@@ -25,6 +26,7 @@ def provenance(*command: str) -> dict[str, Any]:
             "system": f"{platform.system()} {platform.release()}",
         },
         "versions": {"python": platform.python_version(), "fairlead": VERSION, **installed()},
+        "interpreter": {"pgo": built_with_pgo(), "configured": configure_arguments()},
     }
 
 
@@ -47,3 +49,13 @@ def installed() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def built_with_pgo() -> bool:
+    """Return whether this interpreter was configured to be optimised with profiles of its execution."""
+    return "--enable-optimizations" in shlex.split(configure_arguments())
+
+
+def configure_arguments() -> str:
+    """Return the arguments that this interpreter's build was configured with, quoted for a shell."""
+    return sysconfig.get_config_var("CONFIG_ARGS") or ""
