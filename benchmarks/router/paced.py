@@ -2,9 +2,11 @@
 
     python -m benchmarks.router.paced [--streams 200] [--rate 50] [--seconds 10] [--rounds 5] [--peers VENV]
 
-A process of its own is the engine, whose streams have `rate` chunks a second each, as those of a model do. Unlike in
-`python -m benchmarks.router` no side gets more than that, so chunks come one by one, and a CPU is left for all
-processes to wake on time. In each round all sides have their turn. The CPU time is that of a side's processes from when
+A process of its own is the engine, whose streams have `rate` chunks a second each. Unlike in
+`python -m benchmarks.router` no side gets more than that: a read of a stream gets one chunk, and a CPU is left for all
+processes to wake on time. Chunks of different streams come in groups, as the tokens of an engine's step do, since the
+engine's timers tick each millisecond: about ten chunks a tick with 200 streams of 50 a second.
+In each round all sides have their turn. The CPU time is that of a side's processes from when
 all streams have begun, divided by the chunks that arrived at the client meanwhile. Needs nginx.
 """
 
