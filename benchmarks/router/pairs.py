@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import NamedTuple
 
+from benchmarks.checkout import checkout
 from benchmarks.record import save
 from benchmarks.router.engines import immediate_engines, streaming_engines
 from benchmarks.router.load import CHUNKS, STREAM_CONNECTIONS, WHOLE_CONNECTIONS, Measure, measure, script
@@ -122,7 +123,7 @@ def table(results: Results) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compare the router with that of another checkout.")
-    parser.add_argument("checkout", type=Path, help="the folder of the other checkout")
+    parser.add_argument("checkout", type=checkout, help="the folder of the other checkout")
     parser.add_argument("--pairs", type=int, default=7, help="of each load (%(default)s)")
     parser.add_argument("--seconds", type=int, default=2, help="of each run (%(default)s)")
     flags = parser.parse_args()
@@ -130,8 +131,6 @@ def main() -> int:
         parser.error("wrk is not installed (apt-get install wrk nginx)")
     if flags.pairs < LEAST_PAIRS:
         parser.error(f"an interval needs {LEAST_PAIRS} pairs")
-    if not (flags.checkout / "engine_server").is_dir():
-        parser.error(f"{flags.checkout} is no checkout")
     with tempfile.TemporaryDirectory() as name:
         results = compare(flags, Path(name))
     failed = sum(one.failed for both in results.values() for pairs in both for pair in pairs for one in pair)
