@@ -10,9 +10,17 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 START_SECONDS = 60.0
 STOP_SECONDS = 5.0
+
+
+class CpuTimes(NamedTuple):
+    """CPU time in seconds."""
+
+    user: float
+    kernel: float
 
 
 def free_port() -> int:
@@ -74,13 +82,20 @@ def family(pid: int) -> list[int]:
     return members
 
 
-def cpu_seconds(pid: int) -> float:
+def cpu_times(pid: int) -> CpuTimes:
     """Return the CPU time that a process and its descendants have used."""
-    ticks = 0
+    user = kernel = 0
     for member in family(pid):
         fields = Path(f"/proc/{member}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+        user += int(fields[11])
+        kernel += int(fields[12])
+    tick = 1 / os.sysconf("SC_CLK_TCK")
+    return CpuTimes(tick * user, tick * kernel)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time that a process and its descendants have used, the kernel's included."""
+    return sum(cpu_times(pid))
 
 
 def resident_mb(pid: int) -> float:

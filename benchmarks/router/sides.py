@@ -1,4 +1,4 @@
-"""The sides that are compared: the engines themselves, nginx's proxy, Fairlead's router, and the routers of others."""
+"""The sides that are compared: the engines themselves, proxies, Fairlead's router, and the routers of others."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -58,6 +58,14 @@ def nginx_proxy(engines: Sequence[int], folder: Path) -> Iterator[Side]:
     config.write_text(PROXY.format(folder=folder, port=port, servers=servers))
     with process(nginx(), "-c", str(config), log=folder / "proxy.log") as pid:
         yield Side("nginx proxy", f"http://127.0.0.1:{port}", pid)
+
+
+@contextmanager
+def copying_proxy(engines: Sequence[int], folder: Path) -> Iterator[Side]:
+    port = free_port()
+    command = python("benchmarks.router.copying_proxy", str(port), *map(str, engines))
+    with process(*command, log=folder / "copying-proxy.log") as pid:
+        yield Side("copying proxy", f"http://127.0.0.1:{port}", pid)
 
 
 def fairlead(name: str, *options: str, checkout: Path | None = None) -> Starter:
