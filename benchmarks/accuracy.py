@@ -24,10 +24,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from benchmarks.record import save
 from engine_server.config import DeviceConfig
 from engine_server.model_sources import resolve
-from engine_server.modeling.formats.integer import dequantised
+from engine_server.modeling.formats.codecs import FLOAT, INT4, INT8
+from engine_server.modeling.formats.grouped import Form, GroupedFormat
+from engine_server.modeling.formats.products import as_loaded
 from engine_server.modeling.formats.quantized import QuantizedFormat
 from engine_server.modeling.formats.rounding import rounded_to_float8, rounded_to_integers
-from engine_server.modeling.formats.weight_format import WeightFormat, WeightLayout, as_loaded
+from engine_server.modeling.formats.weight_format import WeightFormat, WeightLayout
 from engine_server.modeling.loader.weights import replace_linears, settle
 from engine_server.modeling.platform.choice import choose_platform
 
@@ -83,8 +85,11 @@ def dense_weights(model: Path) -> dict[str, Tensor]:
     for name, codes in stored.items():
         whole, found, bits = name.partition("_int")
         if found:
-            tables = stored[f"{whole}_scales"], stored.get(f"{whole}_minima")
-            weights[whole] = dequantised(codes, *tables, int(bits)).bfloat16()
+            scales, minima = stored[f"{whole}_scales"], stored.get(f"{whole}_minima")
+            form = Form(
+                INT4 if bits == "4" else INT8, FLOAT, codes.shape[1] * 8 // int(bits) // scales.shape[1]
+            )
+            weights[whole] = GroupedFormat(form, codes, scales, torch.bfloat16, minima=minima).dense()
     return weights
 
 

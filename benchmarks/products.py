@@ -13,8 +13,9 @@ import time
 import torch
 
 from benchmarks.multiply_limits import limits
+from engine_server.modeling.formats.codecs import FLOAT, INT4, INT8
 from engine_server.modeling.formats.dense import DenseFormat
-from engine_server.modeling.formats.integer import IntegerFormat
+from engine_server.modeling.formats.grouped import Form, GroupedFormat
 from engine_server.modeling.formats.native_floating import NativeFloatingFormat
 from engine_server.modeling.formats.native_integer import NativeIntegerFormat
 from engine_server.modeling.formats.packed import pack
@@ -45,7 +46,8 @@ def formats(inputs: int, outputs: int) -> dict[str, WeightFormat]:
     ):
         codes = torch.randint(0, 256, (outputs, inputs * bits // 8), dtype=torch.uint8)
         scales, minima = torch.rand(2, outputs, inputs // group)
-        integers = IntegerFormat(codes, scales, minima if with_minima else None, None, bits, torch.bfloat16)
+        form = Form(INT4 if bits == 4 else INT8, FLOAT, group)
+        integers = GroupedFormat(form, codes, scales, torch.bfloat16, minima=minima if with_minima else None)
         found[name] = NativeIntegerFormat(integers)
     return found
 

@@ -4,7 +4,7 @@ import torch
 
 from engine_server.modeling.attention.interface import AttentionBackend
 from engine_server.modeling.cache.layout import Layout
-from engine_server.modeling.formats.weight_format import WeightLayout
+from engine_server.modeling.formats.products import ProductTable
 from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet
 from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.modeling.platform.cuda import TritonPlatform
@@ -29,13 +29,13 @@ class InterpretedPlatform(CpuPlatform):
         return TRITON
 
     @property
-    def weight_layout(self) -> WeightLayout:
+    def weight_layout(self) -> ProductTable:
         from engine_server.modeling.formats.triton_quantized import fuse_dequantisation
 
         return fuse_dequantisation
 
     @property
-    def fixed_order_layout(self) -> WeightLayout:
+    def fixed_order_layout(self) -> ProductTable:
         from engine_server.modeling.formats.fixed_order import fix_order
 
         return fix_order

@@ -25,8 +25,9 @@ from engine_server.modeling.device.communicator import Communicator
 from engine_server.modeling.device.progress import ProgressClock
 from engine_server.modeling.formats import quantized_tensor
 from engine_server.modeling.formats.checkpoints.stored import StoredTensor, StoredWeight, stored_tensors
+from engine_server.modeling.formats.codecs import FLOAT, INT8
 from engine_server.modeling.formats.dense import DenseFormat
-from engine_server.modeling.formats.integer import IntegerFormat
+from engine_server.modeling.formats.grouped import Form, GroupedFormat
 from engine_server.modeling.formats.quantized import QuantizedFormat
 from engine_server.modeling.formats.rounding import rounded_to_integers
 from engine_server.modeling.formats.stacked import StackedFormat
@@ -228,7 +229,7 @@ def in_codes(stored: Any) -> StoredWeight:
 
     def build(dtype: torch.dtype) -> QuantizedFormat:
         rounded = rounded_to_integers(DenseFormat.load(weight.to(dtype), None), 8, 32)
-        assert isinstance(rounded, IntegerFormat)
+        assert isinstance(rounded, GroupedFormat)
         return rounded
 
-    return StoredWeight(weight.shape, (), IntegerFormat, build)
+    return StoredWeight(weight.shape, (), Form(INT8, FLOAT, 32), build)

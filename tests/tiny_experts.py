@@ -8,7 +8,7 @@ import transformers
 from tiny_models import TINY
 from torch import Tensor
 
-from engine_server.modeling.formats.weight_format import as_loaded
+from engine_server.modeling.formats.products import as_loaded
 from engine_server.modeling.layers.experts import has_experts
 from engine_server.modeling.layers.gated_experts import GatedExperts
 from engine_server.modeling.layers.kernel_sets.plain import CPU

@@ -18,9 +18,8 @@ from torch import Tensor
 
 from benchmarks.gpu.limits import DEVICE, DTYPE, Limits, rotated, seconds
 from benchmarks.gpu.report import Row, beside
-from engine_server.modeling.formats.float8 import Float8Format
-from engine_server.modeling.formats.integer import IntegerFormat
-from engine_server.modeling.formats.quantized import GroupedFormat
+from engine_server.modeling.formats.codecs import E4M3, FLOAT, INT4
+from engine_server.modeling.formats.grouped import Form, GroupedFormat
 from engine_server.modeling.formats.triton_quantized import fuse_dequantisation
 from engine_server.modeling.kernels import quantized_matmul, quantized_row
 
@@ -44,13 +43,13 @@ LAUNCHES = [
 def integers(size: Size) -> GroupedFormat:
     codes = torch.randint(0, 256, (size.outputs, size.inputs // 2), dtype=torch.uint8, device=DEVICE)
     scales = torch.rand(size.outputs, size.inputs // GROUP, device=DEVICE) / 8 / size.inputs**0.5
-    return IntegerFormat(codes, scales.half(), None, None, 4, DTYPE)
+    return GroupedFormat(Form(INT4, FLOAT, GROUP), codes, scales.half(), DTYPE)
 
 
 def float8(size: Size) -> GroupedFormat:
-    codes = torch.randn(size, device=DEVICE).to(torch.float8_e4m3fn)
+    codes = torch.randn(size, device=DEVICE).to(torch.float8_e4m3fn).view(torch.uint8)
     scales = torch.rand(size.outputs, 1, device=DEVICE) / size.inputs**0.5
-    return Float8Format(codes, scales, None, size.inputs, DTYPE)
+    return GroupedFormat(Form(E4M3, FLOAT, size.inputs), codes, scales, DTYPE)
 
 
 KINDS: dict[str, Callable[[Size], GroupedFormat]] = {"4 bits": integers, "float8": float8}

@@ -12,16 +12,16 @@ from tiers import tiered
 from tiny_experts import by_kind, experts_of, inputs, tiny
 from torch import Tensor
 
+from engine_server.modeling.formats.codecs import E2M1, E4M3, E8M0, FLOAT, packed_codes
 from engine_server.modeling.formats.dense import DenseFormat
-from engine_server.modeling.formats.float4 import Float4Format
-from engine_server.modeling.formats.float8 import Float8Format
-from engine_server.modeling.formats.integer import IntegerFormat, packed_codes
+from engine_server.modeling.formats.grouped import Form, GroupedFormat
+from engine_server.modeling.formats.products import as_loaded
 from engine_server.modeling.formats.quantized import QuantizedFormat
 from engine_server.modeling.formats.quantized_tensor import QuantizedTensor
 from engine_server.modeling.formats.rounding import rounded_to_float8, rounded_to_integers
 from engine_server.modeling.formats.stacked import StackedFormat
 from engine_server.modeling.formats.triton_quantized import fuse_dequantisation
-from engine_server.modeling.formats.weight_format import Cut, WeightFormat, as_loaded
+from engine_server.modeling.formats.weight_format import Cut, WeightFormat
 from engine_server.modeling.kernels.expert_launch import DENSE, INVARIANT, launch_for
 from engine_server.modeling.kernels.expert_products import ExpertWeights, multiply
 from engine_server.modeling.kernels.expert_tiles import most_tiles, plan_tiles
@@ -182,22 +182,22 @@ def test_token_has_the_same_bits_in_any_batch(device: torch.device) -> None:
         )
 
 
-def integers(weight: DenseFormat, bits: int, minima: bool = False) -> IntegerFormat:
+def integers(weight: DenseFormat, bits: int, minima: bool = False) -> GroupedFormat:
     found = rounded_to_integers(weight, bits, 16)
-    assert isinstance(found, IntegerFormat)
+    assert isinstance(found, GroupedFormat)
     if minima:
         least = -torch.rand_like(found.scales) / 8
-        return IntegerFormat(found.codes, found.scales, least, found.bias, bits, found.dtype)
+        return GroupedFormat.of(found.form, found.parameters() | {"minima": least}, found.dtype)
     return found
 
 
 def float8(weight: DenseFormat) -> WeightFormat:
     """Return a weight in float8 with scales for groups of 24 inputs, of which the last is smaller."""
     whole = rounded_to_float8(weight)
-    assert isinstance(whole, Float8Format)
+    assert isinstance(whole, GroupedFormat)
     groups = -(-weight.weight.shape[1] // 24)
     scales = whole.scales * (torch.rand(len(whole.scales), groups) + 0.5)
-    return Float8Format(whole.codes, scales, whole.bias, 24, whole.dtype)
+    return GroupedFormat(Form(E4M3, FLOAT, 24), whole.codes, scales, whole.dtype, bias=whole.bias)
 
 
 QUANTISED = {
@@ -250,9 +250,9 @@ def test_formats_without_a_kernel_are_dequantised(device: torch.device) -> None:
     shapes = {GATE_UP: (2 * INNER, HIDDEN), DOWN: (HIDDEN, INNER)}
     for name, (outputs, depth) in shapes.items():
         stack = StackedFormat([
-            Float4Format(
-                packed_codes(torch.randint(0, 16, (outputs, depth), dtype=torch.uint8)),
-                torch.randint(124, 127, (outputs, depth // 16), dtype=torch.uint8), None, torch.float32,
+            GroupedFormat(
+                Form(E2M1, E8M0, 16), packed_codes(torch.randint(0, 16, (outputs, depth), dtype=torch.uint8)),
+                torch.randint(124, 127, (outputs, depth // 16), dtype=torch.uint8), torch.float32,
             )
             for _ in range(EXPERTS)
         ])  # fmt: skip

@@ -12,7 +12,7 @@ from interpreted import kernel_platform
 from tiny_models import TINY, run_passes, tiny_model
 from torch import Tensor, nn
 
-from engine_server.modeling.formats.weight_format import as_loaded
+from engine_server.modeling.formats.products import as_loaded
 from engine_server.modeling.layers.decoder_layer import fused_layer
 from engine_server.modeling.layers.kernel_sets.triton import TRITON
 from engine_server.modeling.layers.norm import FusedRMSNorm, HeadNorm

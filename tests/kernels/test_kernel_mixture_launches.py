@@ -12,7 +12,7 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from engine_server import EngineArgs, LLMEngine, SamplingParams
 from engine_server.core import model_runner
-from engine_server.modeling.formats.weight_format import as_loaded
+from engine_server.modeling.formats.products import as_loaded
 from engine_server.modeling.layers.fused_experts import FusedExperts
 from engine_server.modeling.layers.gated_experts import receive_gated
 from engine_server.modeling.layers.kernel_sets.triton import TRITON

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from engine_server.modeling.attention.interface import UnsupportedModelError
+from engine_server.modeling.formats.codecs import E4M3, FLOAT, INT4, INT8, packed_codes
 from engine_server.modeling.formats.fixed_order import fix_order
-from engine_server.modeling.formats.float8 import Float8Format
-from engine_server.modeling.formats.integer import IntegerFormat, packed_codes
+from engine_server.modeling.formats.grouped import Form, GroupedFormat
 from engine_server.modeling.formats.joined import join
 from engine_server.modeling.formats.quantized import QuantizedFormat
 from engine_server.modeling.formats.triton_quantized import fuse_dequantisation
@@ -32,14 +32,16 @@ def integers(device: torch.device, dtype: torch.dtype, shape: tuple[int, ...], b
     scales = (torch.rand(outputs, inputs // group) + 0.5) / (1 << bits - 1) / inputs**0.5
     least = -torch.rand_like(scales) / inputs**0.5 if minima else None
     bias = torch.randn(outputs).to(dtype)
+    form = Form(INT4 if bits == 4 else INT8, FLOAT, group)
     packed = packed_codes(codes) if bits == 4 else codes
-    return IntegerFormat(packed, scales, least, bias, bits, dtype).to(device, dtype)
+    return GroupedFormat(form, packed, scales, dtype, minima=least, bias=bias).to(device, dtype)
 
 
-def float8(device: torch.device, dtype: torch.dtype, inputs: int, outputs: int, group: int) -> Float8Format:
-    codes = torch.randn(outputs, inputs).to(torch.float8_e4m3fn)
+def float8(device: torch.device, dtype: torch.dtype, inputs: int, outputs: int, group: int) -> GroupedFormat:
+    codes = torch.randn(outputs, inputs).to(torch.float8_e4m3fn).view(torch.uint8)
+    bias = torch.randn(outputs).to(dtype)
     scales = (torch.rand(outputs, -(-inputs // group)) + 0.5) / inputs**0.5
-    return Float8Format(codes, scales, torch.randn(outputs).to(dtype), group, dtype).to(device, dtype)
+    return GroupedFormat(Form(E4M3, FLOAT, group), codes, scales, dtype, bias=bias).to(device, dtype)
 
 
 def formats(device: torch.device, inputs: int, outputs: int) -> list[QuantizedFormat]:
@@ -172,7 +174,7 @@ def test_every_float8_code_has_its_value(device: torch.device, rows: int, inputs
     """The last input has all codes, in a word of four codes or without one; the others are zero."""
     codes = torch.zeros(256, inputs, dtype=torch.uint8)
     codes[:, inputs - 1] = torch.arange(256)
-    format = Float8Format(codes.view(torch.float8_e4m3fn), torch.ones(256, 1), None, inputs, torch.float32)
+    format = GroupedFormat(Form(E4M3, FLOAT, inputs), codes, torch.ones(256, 1), torch.float32)
     format = format.to(device, torch.float32)
     out = fuse_dequantisation(format).apply(torch.ones(rows, inputs, device=device))
     expected = format.dense()[:, inputs - 1].expand(rows, -1)

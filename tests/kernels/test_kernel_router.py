@@ -8,7 +8,7 @@ import transformers
 from tiny_models import TINY
 
 from engine_server.modeling.formats.fixed_order import fix_order
-from engine_server.modeling.formats.weight_format import as_loaded
+from engine_server.modeling.formats.products import as_loaded
 from engine_server.modeling.kernels.router import choose
 from engine_server.modeling.layers.adapted_router import takes_updates
 from engine_server.modeling.layers.fused_router import FusedRouter, RouterForm, fuse_router

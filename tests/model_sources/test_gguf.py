@@ -17,9 +17,9 @@ from engine_server.model_sources import ModelSourceError, resolve
 from engine_server.model_sources.gguf.conversion import convert
 from engine_server.model_sources.gguf.file import GgufFile
 from engine_server.modeling.device.communicator import Communicator
-from engine_server.modeling.formats.integer import IntegerFormat
+from engine_server.modeling.formats.grouped import GroupedFormat
 from engine_server.modeling.formats.joined import JoinedFormat
-from engine_server.modeling.formats.weight_format import as_loaded
+from engine_server.modeling.formats.products import as_loaded
 from engine_server.modeling.loader.model_loader import load_model
 from engine_server.modeling.platform.cpu import CpuPlatform
 
@@ -98,7 +98,7 @@ def test_quantised_weights_stay_as_they_are_stored(
     assert model.dtype == torch.float32  # not that of the embedding's scales
     layer = model.model.layers[1]
     assert isinstance(layer.self_attn.q_proj.fused.format, JoinedFormat)
-    assert isinstance(layer.self_attn.o_proj.format, IntegerFormat)
+    assert isinstance(layer.self_attn.o_proj.format, GroupedFormat)
     assert model.lm_head.format is model.model.embed_tokens.format
     values = torch.eye(32)
     for name, weight in dense.state_dict().items():

@@ -14,9 +14,9 @@ from engine_server import EngineArgs
 from engine_server.model_sources import resolve
 from engine_server.modeling.device.communicator import Communicator
 from engine_server.modeling.formats.dense import DenseFormat
-from engine_server.modeling.formats.integer import IntegerFormat
+from engine_server.modeling.formats.grouped import GroupedFormat
 from engine_server.modeling.formats.native_integer import NativeIntegerFormat
-from engine_server.modeling.formats.weight_format import as_loaded
+from engine_server.modeling.formats.products import as_loaded
 from engine_server.modeling.loader.model_loader import load_model
 from engine_server.modeling.platform.cpu import CpuPlatform, NativePlatform
 
@@ -49,8 +49,8 @@ def test_experts_stay_quantised_where_gate_and_up_have_one_form(
     for (layer, name), bits in forms.items():
         expected = getattr(dense.model.layers[layer].mlp.experts, name)
         for found, own in zip(model.model.layers[layer].mlp.experts.products[name], expected, strict=True):
-            assert isinstance(found, DenseFormat) if bits == 16 else found.bits == bits
-            weight = found.dense() if isinstance(found, IntegerFormat) else found.weight
+            assert isinstance(found, DenseFormat) if bits == 16 else found.form.codes.bits == bits
+            weight = found.dense() if isinstance(found, GroupedFormat) else found.weight
             torch.testing.assert_close(weight, own.float(), rtol=2**-8, atol=0)
 
 

@@ -7,8 +7,9 @@ from transformers.pytorch_utils import Conv1D
 
 from engine_server.modeling.formats.dense import DenseFormat
 from engine_server.modeling.formats.packed import PackedFormat, pack
+from engine_server.modeling.formats.products import as_loaded
 from engine_server.modeling.formats.tied import TiedFormat
-from engine_server.modeling.formats.weight_format import Cut, as_loaded
+from engine_server.modeling.formats.weight_format import Cut
 from engine_server.modeling.layers.embedding import receive_embeddings
 from engine_server.modeling.loader.weights import replace_linears, settle
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from engine_server.modeling.formats.weight_format import as_loaded
+from engine_server.modeling.formats.products import as_loaded
 from engine_server.modeling.layers.gated_mlp import GatedMLP
 from engine_server.modeling.layers.kernel_sets.plain import CPU
 from engine_server.modeling.layers.linear import Linear

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ from engine_server.modeling.kernels.activation import gated  # noqa: E402
 from engine_server.modeling.kernels.attention import decode, prefill  # noqa: E402
 from engine_server.modeling.kernels.cache_write import write_cache  # noqa: E402
 from engine_server.modeling.kernels.codes import FLOAT8 as FLOAT8_BITS  # noqa: E402
+from engine_server.modeling.kernels.codes import QuantizedWeight  # noqa: E402
 from engine_server.modeling.kernels.expert_launch import DENSE, QUANTISED, launch_for  # noqa: E402
 from engine_server.modeling.kernels.expert_products import ExpertWeights, multiply  # noqa: E402
 from engine_server.modeling.kernels.expert_sum import weighted_sum  # noqa: E402
@@ -37,7 +39,6 @@ from engine_server.modeling.kernels.head_write import write_heads  # noqa: E402
 from engine_server.modeling.kernels.low_rank import add_low_rank  # noqa: E402
 from engine_server.modeling.kernels.matmul import linear  # noqa: E402
 from engine_server.modeling.kernels.norm import rms_norm  # noqa: E402
-from engine_server.modeling.kernels.quantized_matmul import float8_linear, integer_linear  # noqa: E402
 from engine_server.modeling.kernels.rotary import rotate  # noqa: E402
 from engine_server.modeling.kernels.router import choose  # noqa: E402
 from engine_server.modeling.kernels.sampling import sample  # noqa: E402
@@ -296,12 +297,13 @@ def quantised_products(rows: int, inputs: int, outputs: int) -> list[Callable[[]
     eight_bits = tensor(outputs, inputs, dtype=torch.uint8)
     scales = tensor(outputs, inputs // 128, dtype=torch.float16)
     per_output = tensor(outputs, 1, dtype=torch.float32)
-    return [
-        lambda: integer_linear(x, four_bits, scales, None, 4, 128, None),
-        lambda: integer_linear(x, four_bits, scales, scales, 4, 128, tensor(outputs)),
-        lambda: integer_linear(x, eight_bits, tensor(outputs, inputs // 32), None, 8, 32, None),
-        lambda: float8_linear(x, eight_bits.view(FLOAT8), per_output, inputs, None),
-    ]
+    weights = (
+        QuantizedWeight(four_bits, scales, None, None, 4, 128),
+        QuantizedWeight(four_bits, scales, scales, tensor(outputs), 4, 128),
+        QuantizedWeight(eight_bits, tensor(outputs, inputs // 32), None, None, 8, 32),
+        QuantizedWeight(eight_bits, per_output, None, None, FLOAT8_BITS.value, inputs),
+    )
+    return [partial(quantized_matmul.multiply, x, weight) for weight in weights]
 
 
 @pytest.mark.thorough
@@ -331,7 +333,8 @@ def test_products_with_quantised_weights_keep_to_registers(
 @pytest.mark.thorough
 def test_products_in_float32_with_quantised_weights_compile_for_hopper(compiled: list) -> None:
     eight_bits, per_output = tensor(1024, 4096, dtype=torch.uint8), tensor(1024, 1, dtype=torch.float32)
-    integer_linear(tensor(64, 4096, dtype=torch.float32), eight_bits, per_output, None, 8, 4096, None)
+    weight = QuantizedWeight(eight_bits, per_output, None, None, 8, 4096)
+    quantized_matmul.multiply(tensor(64, 4096, dtype=torch.float32), weight)
     assert compiled[0].metadata.shared <= MULTIPROCESSOR_BYTES
 
 

@@ -15,12 +15,14 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from engine_server import EngineArgs
 from engine_server.modeling.device.communicator import Communicator
 from engine_server.modeling.formats.checkpoints.checkpoint import QuantizedCheckpoint
+from engine_server.modeling.formats.codecs import E2M1, E8M0
 from engine_server.modeling.formats.dense import DenseFormat
-from engine_server.modeling.formats.float4 import Float4Format
+from engine_server.modeling.formats.grouped import Form, GroupedFormat
 from engine_server.modeling.formats.native import native
 from engine_server.modeling.formats.native_minifloat import NativeMinifloatFormat
 from engine_server.modeling.formats.packed import pack
-from engine_server.modeling.formats.weight_format import Cut, as_loaded
+from engine_server.modeling.formats.products import as_loaded
+from engine_server.modeling.formats.weight_format import Cut
 from engine_server.modeling.loader.model_loader import load_model
 from engine_server.modeling.loader.room import needed_bytes
 from engine_server.modeling.platform.cpu import CpuPlatform, NativePlatform
@@ -90,7 +92,7 @@ def test_experts_are_those_that_transformers_dequantises(folder: Path) -> None:
     dequantised = experts(folder, KeepsWeights(), load_format="dequantized").products
     for name, expected in weights(folder).items():
         for found, dense, own in zip(kept[name], dequantised[name], expected, strict=True):
-            assert isinstance(found, Float4Format) and isinstance(dense, DenseFormat)
+            assert isinstance(found, GroupedFormat) and isinstance(dense, DenseFormat)
             assert torch.equal(found.dense(), own.t())
             assert torch.equal(dense.weight, own.t())
 
@@ -116,7 +118,7 @@ def test_experts_take_a_nibble_for_each_weight_and_a_byte_for_each_block(folder:
 def test_estimate_of_memory_knows_which_layouts_keep_experts(folder: Path) -> None:
     checkpoint = QuantizedCheckpoint(folder, SETTINGS)
     sizes = [
-        needed_bytes(folder, checkpoint, torch.float32, layout, dense, routed)
+        needed_bytes(folder, checkpoint.state(torch.float32, dense), torch.float32, layout, routed)
         for layout, dense, routed in (
             (native, False, True), (native, True, True), (native, False, False), (pack, False, True),
         )
@@ -137,13 +139,12 @@ def test_scales_of_nan_are_refused_by_name(folder: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize("pieces", [2, 4])
 def test_parts_of_ranks_add_up_to_the_whole(pieces: int) -> None:
     codes = torch.randint(0, 256, (12, HIDDEN // 2), dtype=torch.uint8)
-    whole = Float4Format(
-        codes, torch.randint(120, 130, (12, HIDDEN // BLOCK), dtype=torch.uint8), None, torch.float32
-    )
+    exponents = torch.randint(120, 130, (12, HIDDEN // BLOCK), dtype=torch.uint8)
+    whole = GroupedFormat(Form(E2M1, E8M0, BLOCK), codes, exponents, torch.float32)
     for dim in (0, 1):
         parts = [whole.shard(Cut(dim, pieces, piece)) for piece in range(pieces)]
         assert torch.equal(torch.cat([part.dense() for part in parts], dim), whole.dense())
     first, second = (whole.shard(Cut(0, 2, piece)) for piece in range(2))
     assert first.can_join(second)
-    assert torch.equal(Float4Format.concat([first, second]).dense(), whole.dense())
+    assert torch.equal(GroupedFormat.concat([first, second]).dense(), whole.dense())
     assert torch.equal(whole.gather(torch.tensor([[3], [0]])), whole.dense()[[3, 0], None])

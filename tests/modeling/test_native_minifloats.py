@@ -5,8 +5,8 @@ import torch
 from native_kernels import needs_kernels
 from torch import Tensor
 
-from engine_server.modeling.formats.float4 import Float4Format
-from engine_server.modeling.formats.float8 import Float8Format
+from engine_server.modeling.formats.codecs import E2M1, E4M3, E8M0, FLOAT
+from engine_server.modeling.formats.grouped import Form, GroupedFormat
 from engine_server.modeling.formats.native import fix_order, native
 from engine_server.modeling.formats.native_floating import NativeFloatingFormat
 from engine_server.modeling.formats.native_minifloat import NativeMinifloatFormat
@@ -20,21 +20,22 @@ FLOAT8_SHAPES = [(1, 1, 1), (33, 48, 33), (100, 70, 24), (576, 100, 128)]
 FLOAT4_SHAPES = [(32, 1, 32), (96, 33, 32), (576, 70, 32), (64, 48, 16)]
 
 
-def float8(inputs: int, outputs: int, group: int, dtype: torch.dtype) -> Float8Format:
+def float8(inputs: int, outputs: int, group: int, dtype: torch.dtype) -> GroupedFormat:
     """Return weights of every number of E4M3, subnormal ones too, with scales that differ by factors of a thousand."""
     generator = torch.Generator().manual_seed(inputs + outputs)
     codes = torch.randint(0, 256, (outputs, inputs), dtype=torch.uint8, generator=generator)
     codes[codes & NAN == NAN] = 1
     scales = 10 ** (3 * torch.rand(outputs, -(-inputs // group), generator=generator) - 4)
     bias = torch.randn(outputs, generator=generator)
-    return Float8Format(codes.view(torch.float8_e4m3fn), scales, bias, group, dtype)
+    return GroupedFormat(Form(E4M3, FLOAT, group), codes, scales, dtype, bias=bias)
 
 
-def float4(inputs: int, outputs: int, group: int, dtype: torch.dtype) -> Float4Format:
+def float4(inputs: int, outputs: int, group: int, dtype: torch.dtype) -> GroupedFormat:
     generator = torch.Generator().manual_seed(inputs + outputs)
     codes = torch.randint(0, 256, (outputs, inputs // 2), dtype=torch.uint8, generator=generator)
     exponents = torch.randint(115, 130, (outputs, inputs // group), dtype=torch.uint8, generator=generator)
-    return Float4Format(codes, exponents, torch.randn(outputs, generator=generator), dtype)
+    bias = torch.randn(outputs, generator=generator)
+    return GroupedFormat(Form(E2M1, E8M0, group), codes, exponents, dtype, bias=bias)
 
 
 MAKERS = {"float8": float8, "float4": float4}
@@ -43,7 +44,7 @@ by_kind = pytest.mark.parametrize("kind", MAKERS)
 by_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
 
-def weights_of(format: Float8Format | Float4Format) -> Tensor:
+def weights_of(format: GroupedFormat) -> Tensor:
     """Return the exact weights in float64."""
     return format.to(torch.device("cpu"), torch.float64).dense()
 
@@ -70,13 +71,13 @@ def test_product_equals_float64(kind: str, inputs: int, outputs: int, group: int
 def test_weights_are_multiplied_exactly(kind: str) -> None:
     """Multiply by the identity, which adds nothing but zeros to each weight."""
     format = MAKERS[kind](64, 256, 32, torch.float32).with_bias(None)
-    if isinstance(format, Float8Format):
+    if format.form.codes is E4M3:
         every = torch.arange(256, dtype=torch.uint8)
         every[every & NAN == NAN] = 0
-        codes = every[:, None].expand(256, 64).contiguous().view(torch.float8_e4m3fn)
-        format = Float8Format(codes, format.scales, None, 32, torch.float32)
+        codes = every[:, None].expand(256, 64).contiguous()
+        format = GroupedFormat(format.form, codes, format.scales, torch.float32)
     else:
-        format.exponents[0], format.exponents[1] = 0, 254
+        format.scales[0], format.scales[1] = 0, 254
     assert torch.equal(native(format).apply(torch.eye(64)).T, format.dense())
 
 
@@ -140,7 +141,7 @@ def test_fixed_order_layout_keeps_the_weights_quantised(kind: str, dtype: torch.
 def test_weights_that_kernels_do_not_support_are_dequantised() -> None:
     in_fours = float4(64, 32, 4, torch.float32)
     with_nan = float8(64, 32, 64, torch.float32)
-    with_nan.codes.view(torch.uint8)[3, 5] = NAN | 0x80
+    with_nan.codes[3, 5] = NAN | 0x80
     for format in (in_fours, with_nan):
         assert not isinstance(native(format), NativeMinifloatFormat)
         assert isinstance(fix_order(format), NativeFloatingFormat)

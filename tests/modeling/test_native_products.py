@@ -10,8 +10,9 @@ from native_kernels import needs_kernels
 from torch import Tensor
 
 from engine_server.modeling.attention.interface import UnsupportedModelError
+from engine_server.modeling.formats.codecs import FLOAT, INT4, INT8
 from engine_server.modeling.formats.dense import DenseFormat
-from engine_server.modeling.formats.integer import IntegerFormat, dequantised
+from engine_server.modeling.formats.grouped import Form, GroupedFormat
 from engine_server.modeling.formats.native import fix_order, native
 from engine_server.modeling.formats.native_floating import NativeFloatingFormat
 from engine_server.modeling.formats.native_integer import NativeIntegerFormat, values_in_group
@@ -37,13 +38,18 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 def integers(
     inputs: int, outputs: int, group: int, bits: int, with_minima: bool, dtype: torch.dtype
-) -> IntegerFormat:
+) -> GroupedFormat:
     """Return random weights with a bias, of which scales differ by factors of a thousand."""
     generator = torch.Generator().manual_seed(inputs + outputs)
     codes = torch.randint(0, 256, (outputs, inputs * bits // 8), dtype=torch.uint8, generator=generator)
     scales = (10 ** (3 * torch.rand(outputs, inputs // group, generator=generator) - 4)).half().float()
     minima = torch.randn(outputs, inputs // group, generator=generator).half() if with_minima else None
-    return IntegerFormat(codes, scales, minima, torch.randn(outputs, generator=generator), bits, dtype)
+    bias = torch.randn(outputs, generator=generator)
+    return GroupedFormat(form_of(bits, group), codes, scales, dtype, minima=minima, bias=bias)
+
+
+def form_of(bits: int, group: int) -> Form:
+    return Form(INT4 if bits == 4 else INT8, FLOAT, group)
 
 
 def values_of(rows: int, inputs: int, dtype: torch.dtype) -> Tensor:
@@ -59,8 +65,8 @@ def quantised_values(values: Tensor, group: int) -> Tensor:
     return (codes * (largest / 127).double()).flatten(-2)
 
 
-def weights_of(format: IntegerFormat) -> Tensor:
-    return dequantised(format.codes, format.scales, format.minima, format.bits).double()
+def weights_of(format: GroupedFormat) -> Tensor:
+    return format.to(torch.device("cpu"), torch.float64).dense()
 
 
 @pytest.mark.parametrize("dtype", SLACK)
@@ -86,7 +92,8 @@ def test_integer_product_equals_float64(inputs, outputs, group, bits, with_minim
 @pytest.mark.parametrize("bits", [4, 8])
 def test_integer_product_holds_the_largest_sums_of_a_group(bits: int, rows: int, sign: int) -> None:
     codes = torch.full((40, 96 * bits // 8), 255, dtype=torch.uint8)
-    product = native(IntegerFormat(codes, torch.ones(40, 3), torch.zeros(40, 3), None, bits, torch.float32))
+    ones, zeros = torch.ones(40, 3), torch.zeros(40, 3)
+    product = native(GroupedFormat(form_of(bits, 32), codes, ones, torch.float32, minima=zeros))
     output = product.apply(torch.full((rows, 96), 127.0 * sign))
     assert torch.equal(output, torch.full((rows, 40), 96 * 127.0 * sign * (2**bits - 1)))
 

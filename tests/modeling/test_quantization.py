@@ -14,16 +14,17 @@ from tiny_models import TINY, tiny_model
 from engine_server import EngineArgs
 from engine_server.config import QuantizationConfig
 from engine_server.modeling.device.communicator import Communicator
+from engine_server.modeling.formats.codecs import E4M3, FLOAT, INT4, INT8, Codec
 from engine_server.modeling.formats.dense import DenseFormat
-from engine_server.modeling.formats.float8 import Float8Format
-from engine_server.modeling.formats.integer import IntegerFormat
+from engine_server.modeling.formats.grouped import Form, GroupedFormat
 from engine_server.modeling.formats.joined import JoinedFormat, join
 from engine_server.modeling.formats.packed import PackedFormat, pack
+from engine_server.modeling.formats.products import as_loaded
 from engine_server.modeling.formats.quantized import QuantizedFormat
 from engine_server.modeling.formats.reordered import ReorderedFormat
 from engine_server.modeling.formats.rounding import rounded_to_float8, rounded_to_integers
 from engine_server.modeling.formats.tied import TiedFormat
-from engine_server.modeling.formats.weight_format import Cut, as_loaded
+from engine_server.modeling.formats.weight_format import Cut
 from engine_server.modeling.loader.model_loader import load_model
 from engine_server.modeling.loader.passes import LoadPlan, replace_modules
 from engine_server.modeling.loader.weights import settle
@@ -42,16 +43,15 @@ def random_weight(outputs: int = OUTPUTS, seed: int = 0) -> DenseFormat:
     )
 
 
-def reordered(format: IntegerFormat) -> ReorderedFormat:
+def reordered(format: GroupedFormat) -> ReorderedFormat:
     return ReorderedFormat(format, torch.randperm(INPUTS, generator=torch.Generator().manual_seed(1)))
 
 
-def with_minima(dense: DenseFormat, bits: int, group: int) -> IntegerFormat:
+def with_minima(dense: DenseFormat, bits: int, group: int) -> GroupedFormat:
     symmetric = rounded_to_integers(dense, bits, group)
-    assert isinstance(symmetric, IntegerFormat)
-    return IntegerFormat(
-        symmetric.codes, symmetric.scales, -3 * symmetric.scales.abs(), dense.bias, bits, torch.float32
-    )
+    assert isinstance(symmetric, GroupedFormat)
+    minima = -3 * symmetric.scales.abs()
+    return GroupedFormat.of(symmetric.form, symmetric.parameters() | {"minima": minima}, torch.float32)
 
 
 FORMATS = {
@@ -62,8 +62,9 @@ FORMATS = {
     "int4 with minima": lambda dense: with_minima(dense, 4, 16),
     "int4, reordered": lambda dense: reordered(rounded_to_integers(dense, 4, 16)),
     "fp8": rounded_to_float8,
-    "fp8 in groups": lambda dense: Float8Format(
-        dense.weight.to(torch.float8_e4m3fn), torch.rand(len(dense.weight), 3) + 0.5, dense.bias, 24, torch.float32
+    "fp8 in groups": lambda dense: GroupedFormat(
+        Form(E4M3, FLOAT, 24), dense.weight.to(torch.float8_e4m3fn).view(torch.uint8),
+        torch.rand(len(dense.weight), 3) + 0.5, torch.float32, bias=dense.bias,
     ),
 }  # fmt: skip
 by_format = pytest.mark.parametrize(
@@ -78,7 +79,7 @@ def test_rounding_changes_each_weight_by_at_most_one_step(
     dense = random_weight(seed=seed)
     weight = dense.weight * scale
     rounded = rounded_to_integers(DenseFormat(weight), bits, group)
-    steps = rounded.scales.abs().repeat_interleave(rounded.group, -1)
+    steps = rounded.scales.abs().repeat_interleave(rounded.form.group, -1)
     difference = (rounded.dense() - weight).abs()
     assert (difference <= steps * 1.001).all()
     assert (difference <= steps / 2 * 1.001).float().mean() > 0.95
@@ -162,16 +163,16 @@ def config(method: str = "int8", group: int | None = None, head: bool = False) -
 
 @pytest.mark.parametrize(
     ("settings", "kind"),
-    [(config("int8"), IntegerFormat), (config("int4", 16), IntegerFormat), (config("fp8"), Float8Format)],
+    [(config("int8"), INT8), (config("int4", 16), INT4), (config("fp8"), E4M3)],
 )
 def test_linear_layers_are_rounded_and_embedding_and_head_stay_dense(
-    settings: QuantizationConfig, kind: type
+    settings: QuantizationConfig, kind: Codec
 ) -> None:
     model = llama(tied=False)
     quantise(model, KeptInteger(), settings)
     layer = model.model.layers[0]
-    assert isinstance(layer.self_attn.q_proj.fused.format, kind)
-    assert isinstance(layer.mlp.down_proj.format, kind)
+    assert layer.self_attn.q_proj.fused.format.form.codes is kind
+    assert layer.mlp.down_proj.format.form.codes is kind
     assert isinstance(model.lm_head.format, DenseFormat)
     assert isinstance(model.model.embed_tokens.format, DenseFormat)
 
@@ -200,8 +201,8 @@ def test_head_and_embedding_are_rounded_to_int8_if_asked(tied: bool) -> None:
     expected = model.model.embed_tokens(tokens)
     quantise(model, KeptInteger(), config("int4", 16, head=True))
     embedding, head = model.model.embed_tokens, model.lm_head
-    assert isinstance(embedding.format, IntegerFormat) and isinstance(head.format, IntegerFormat)
-    assert (head.format is embedding.format) == tied and head.format.bits == 8
+    assert isinstance(embedding.format, GroupedFormat) and isinstance(head.format, GroupedFormat)
+    assert (head.format is embedding.format) == tied and head.format.form.codes is INT8
     torch.testing.assert_close(embedding(tokens), expected, atol=0.02, rtol=0)
 
 
@@ -210,7 +211,7 @@ def test_tied_head_in_a_layout_that_gathers_no_rows_gathers_from_the_codes() -> 
     quantise(model, CpuPlatform(), config(head=True))
     format = model.lm_head.format
     assert isinstance(format, TiedFormat) and isinstance(format.product, PackedFormat)
-    assert isinstance(format.rows, IntegerFormat)
+    assert isinstance(format.rows, GroupedFormat)
 
 
 @pytest.mark.parametrize(

@@ -21,13 +21,11 @@ from engine_server.modeling.formats.checkpoints.checkpoint import QuantizedCheck
 from engine_server.modeling.formats.checkpoints.compressed_tensors import CompressedTensors
 from engine_server.modeling.formats.checkpoints.gptq import Gptq
 from engine_server.modeling.formats.checkpoints.stored import StoredTensor
+from engine_server.modeling.formats.codecs import E4M3, INT4, INT8, Codec
 from engine_server.modeling.formats.dense import DenseFormat
-from engine_server.modeling.formats.float8 import Float8Format
-from engine_server.modeling.formats.integer import IntegerFormat
 from engine_server.modeling.formats.packed import pack as pack_weights
+from engine_server.modeling.formats.products import as_loaded
 from engine_server.modeling.formats.quantized import QuantizedFormat
-from engine_server.modeling.formats.reordered import ReorderedFormat
-from engine_server.modeling.formats.weight_format import as_loaded
 from engine_server.modeling.loader.model_loader import load_model
 from engine_server.modeling.loader.room import needed_bytes
 from engine_server.modeling.platform.cpu import CpuPlatform
@@ -158,27 +156,27 @@ def gptq_settings(bits: int, **options: Any) -> dict[str, Any]:
 PER_TENSOR = float8(lambda weight: tuple(weight.shape))
 PER_OUTPUT = float8(lambda weight: (1, weight.shape[1]))
 PER_BLOCK = float8(lambda weight: (24, 24), "weight_scale_inv")
-FORMATS: dict[str, tuple[dict[str, Any], Pack, type[QuantizedFormat]]] = {
-    "gptq 2": (gptq_settings(2), gptq(2, False), IntegerFormat),
-    "gptq 3": (gptq_settings(3), gptq(3, False), IntegerFormat),
-    "gptq 4": (gptq_settings(4), gptq(4, False), IntegerFormat),
-    "gptq 8": (gptq_settings(8), gptq(8, False), IntegerFormat),
-    "gptq 3 symmetric": (gptq_settings(3), gptq(3, True), IntegerFormat),
+FORMATS: dict[str, tuple[dict[str, Any], Pack, Codec]] = {
+    "gptq 2": (gptq_settings(2), gptq(2, False), INT4),
+    "gptq 3": (gptq_settings(3), gptq(3, False), INT4),
+    "gptq 4": (gptq_settings(4), gptq(4, False), INT4),
+    "gptq 8": (gptq_settings(8), gptq(8, False), INT8),
+    "gptq 3 symmetric": (gptq_settings(3), gptq(3, True), INT4),
     "gptq 4 symmetric, v2": (
-        gptq_settings(4, checkpoint_format="gptq_v2"), gptq(4, True, offset=0), IntegerFormat
+        gptq_settings(4, checkpoint_format="gptq_v2"), gptq(4, True, offset=0), INT4
     ),
-    "gptq desc_act": (gptq_settings(4, desc_act=True), gptq(4, False, desc_act=True), ReorderedFormat),
-    "awq": ({"quant_method": "awq", "bits": 4, "version": "gemm"}, awq, IntegerFormat),
-    "W4A16": (compressed("pack-quantized"), packed_integers(4, True), IntegerFormat),
-    "W4A16, zero points": (compressed("pack-quantized"), packed_integers(4, False), IntegerFormat),
-    "W8A16": (compressed("pack-quantized", 8), packed_integers(8, True), IntegerFormat),
-    "W8A8": (compressed("int-quantized", 8), int8_channels, IntegerFormat),
-    "FP8 per tensor": (compressed("float-quantized", 8), PER_TENSOR, Float8Format),
-    "FP8 per output": (compressed("float-quantized", 8), PER_OUTPUT, Float8Format),
+    "gptq desc_act": (gptq_settings(4, desc_act=True), gptq(4, False, desc_act=True), INT4),
+    "awq": ({"quant_method": "awq", "bits": 4, "version": "gemm"}, awq, INT4),
+    "W4A16": (compressed("pack-quantized"), packed_integers(4, True), INT4),
+    "W4A16, zero points": (compressed("pack-quantized"), packed_integers(4, False), INT4),
+    "W8A16": (compressed("pack-quantized", 8), packed_integers(8, True), INT8),
+    "W8A8": (compressed("int-quantized", 8), int8_channels, INT8),
+    "FP8 per tensor": (compressed("float-quantized", 8), PER_TENSOR, E4M3),
+    "FP8 per output": (compressed("float-quantized", 8), PER_OUTPUT, E4M3),
     "FP8 in blocks": (
-        {"quant_method": "fp8", "weight_block_size": [24, 24]}, PER_BLOCK, Float8Format
+        {"quant_method": "fp8", "weight_block_size": [24, 24]}, PER_BLOCK, E4M3
     ),
-    "FBGEMM": ({"quant_method": "fbgemm_fp8"}, PER_OUTPUT, Float8Format),
+    "FBGEMM": ({"quant_method": "fbgemm_fp8"}, PER_OUTPUT, E4M3),
 }  # fmt: skip
 
 
@@ -244,14 +242,14 @@ def check(model: Any, expected: dict[str, Tensor]) -> None:
 def test_layers_compute_with_the_weights_that_the_checkpoint_stands_for(
     tmp_path: Path, dense: dict[str, Any], format: str
 ) -> None:
-    settings, pack, kind = FORMATS[format]
+    settings, pack, codec = FORMATS[format]
     expected = write(tmp_path, dense, settings, pack)
     model = loaded(tmp_path)
     check(model, expected)
     down = model.model.layers[0].mlp.down_proj.format
-    if kind is ReorderedFormat:
+    if format == "gptq desc_act":
         down = down.product
-    assert isinstance(down, IntegerFormat if kind is ReorderedFormat else kind)
+    assert down.form.codes is codec
     assert not hasattr(model.config, "quantization_config")
     dequantised = loaded(tmp_path, load_format="dequantized")
     check(dequantised, expected)
@@ -359,7 +357,8 @@ def test_estimate_of_memory_knows_which_weights_stay_quantised(tmp_path: Path, d
         (as_loaded, True, others + 4 * quantised),
         (pack_weights, False, others + 4 * quantised),
     ):
-        found = needed_bytes(tmp_path, checkpoint, torch.float32, layout, made_dense, True)
+        stored = checkpoint.state(torch.float32, made_dense)
+        found = needed_bytes(tmp_path, stored, torch.float32, layout, True)
         assert abs(found - expected) <= 16 * len(numbers)
 
 

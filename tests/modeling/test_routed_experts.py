@@ -11,14 +11,15 @@ from torch import Tensor
 
 from engine_server.config import QuantizationConfig
 from engine_server.modeling.formats.dense import DenseFormat
-from engine_server.modeling.formats.integer import IntegerFormat
+from engine_server.modeling.formats.grouped import GroupedFormat
 from engine_server.modeling.formats.native import native
 from engine_server.modeling.formats.native_integer import NativeIntegerFormat
+from engine_server.modeling.formats.products import as_loaded
 from engine_server.modeling.formats.quantized import QuantizedFormat
 from engine_server.modeling.formats.quantized_tensor import QuantizedTensor
 from engine_server.modeling.formats.rounding import rounded_to_float8, rounded_to_integers
 from engine_server.modeling.formats.stacked import StackedFormat
-from engine_server.modeling.formats.weight_format import Cut, WeightLayout, as_loaded
+from engine_server.modeling.formats.weight_format import Cut, WeightLayout
 from engine_server.modeling.layers.experts import has_experts
 from engine_server.modeling.layers.gated_experts import DOWN, GATE_UP, receive_gated
 from engine_server.modeling.layers.routed_experts import RoutedExperts
@@ -116,7 +117,7 @@ def test_transformers_joins_quantised_experts_without_dequantising_them() -> Non
     gate, up = torch.stack(tensors[:EXPERTS]), torch.stack(tensors[EXPERTS:])
     joined = torch.cat([gate, up], dim=1)
     assert isinstance(joined, QuantizedTensor) and isinstance(joined.format, StackedFormat)
-    assert all(isinstance(expert, IntegerFormat) for expert in joined.format.experts)
+    assert all(isinstance(expert, GroupedFormat) for expert in joined.format.experts)
     expected = torch.cat([gate.format.dense(), up.format.dense()], dim=1)
     assert torch.equal(joined.format.dense(), expected)
     # Formats that can't be joined, and other operations, give dense weights.
@@ -142,7 +143,7 @@ def test_rounding_while_loading_includes_experts_and_is_in_the_estimate(kind: st
     experts = next(module for module in model.modules() if isinstance(module, RoutedExperts))
     experts.settle()
     assert all(
-        isinstance(format, IntegerFormat) for formats in experts.products.values() for format in formats
+        isinstance(format, GroupedFormat) for formats in experts.products.values() for format in formats
     )
 
 

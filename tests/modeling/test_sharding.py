@@ -19,7 +19,7 @@ from torch.distributed import HashStore, ProcessGroupGloo
 from transformers import AttentionInterface, PreTrainedModel
 
 from engine_server.modeling.device.communicator import Communicator
-from engine_server.modeling.formats.weight_format import as_loaded
+from engine_server.modeling.formats.products import as_loaded
 from engine_server.modeling.layers.experts import Experts
 from engine_server.modeling.layers.kernel_sets.plain import CPU
 from engine_server.modeling.loader.sharding import shard

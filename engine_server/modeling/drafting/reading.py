@@ -2,9 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
-from math import prod
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +11,18 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from engine_server.config import LoadConfig
 from engine_server.modeling.device.communicator import Communicator
-from engine_server.modeling.formats.checkpoints.stored import StoredTensor, StoredWeight, stored_tensors
-from engine_server.modeling.loader.attention import implementation_for
+from engine_server.modeling.formats.checkpoints.stored import Weights, stored_tensors
 from engine_server.modeling.loader.model_folder import open_checkpoint
-from engine_server.modeling.loader.model_loader import (
-    complete,
-    one_weight_at_a_time,
-    replaced_class,
-)
+from engine_server.modeling.loader.model_loader import complete, from_weights, replaced_class
 from engine_server.modeling.loader.passes import LoadPlan, verified_choices
-from engine_server.modeling.loader.room import check_room, stored_bytes
+from engine_server.modeling.loader.room import check_room, held_bytes
 from engine_server.modeling.platform.interface import Platform
 
 # The name of a tensor of one of several experts.
 EXPERT = re.compile(r"(.*\.experts\.)(\d+)(\..*)")
-Weights = Mapping[str, StoredTensor | StoredWeight]
 
 
-def open_weights(
-    folder: Path, settings: PreTrainedConfig, load: LoadConfig, dtype: torch.dtype
-) -> dict[str, StoredTensor | StoredWeight]:
+def open_weights(folder: Path, settings: PreTrainedConfig, load: LoadConfig, dtype: torch.dtype) -> Weights:
     """Return the weights in a folder by name, which are read when they are indexed.
 
     settings: the folder's config. dtype: that of the values with which quantised weights are multiplied. Raises
@@ -67,21 +57,10 @@ def read_module(
     unknown or of another shape, by name.
     """
     check_experts(weights, published)
-    check_room(sum(size(tensor, dtype) for tensor in weights.values()), plan.platform, plan.ranks.size)
-    on_device = plan.platform.asynchronous
-    replaced = replaced_class(kind, plan)
-    with nullcontext() if on_device else one_weight_at_a_time():
-        module, info = replaced.from_pretrained(
-            None,
-            config=settings,
-            state_dict=weights,
-            dtype=dtype,
-            attn_implementation=implementation_for(settings),
-            local_files_only=True,
-            ignore_mismatched_sizes=True,
-            device_map={"": plan.platform.device} if on_device else None,
-            output_loading_info=True,
-        )
+    check_room(held_bytes(weights, dtype, plan.layout, bool(plan.formatted)), plan.platform, plan.ranks.size)
+    module, info = from_weights(
+        replaced_class(kind, plan), settings, weights, dtype, plan, ignore_mismatched_sizes=True
+    )
     if info["mismatched_keys"]:
         name, found, expected = min(info["mismatched_keys"])
         raise ValueError(f"{published(name)} has the shape {list(found)}; expected is {list(expected)}")
@@ -114,10 +93,3 @@ def check_experts(weights: Weights, published: Callable[[str], str]) -> None:
                 raise ValueError(
                     f"{name} has the shape {shapes[number]}; that of another expert is {expected}"
                 )
-
-
-def size(tensor: StoredTensor | StoredWeight, dtype: torch.dtype) -> int:
-    """Return the bytes of a weight in memory, dense ones in `dtype`."""
-    if isinstance(tensor, StoredWeight) and not tensor.dense:
-        return sum(stored_bytes(part) for part in tensor.parts)
-    return prod(tensor.shape) * dtype.itemsize

@@ -1,10 +1,12 @@
 """Weights whose products are bitwise independent of batch composition, on a GPU with Triton."""
 
+import torch
 from torch import Tensor
 
 from engine_server.modeling.attention.interface import UnsupportedModelError
 from engine_server.modeling.formats.dense import DenseFormat
-from engine_server.modeling.formats.weight_format import WeightFormat
+from engine_server.modeling.formats.grouped import Form
+from engine_server.modeling.formats.products import Product, ProductTable
 from engine_server.modeling.kernels.matmul import linear
 
 
@@ -19,13 +21,12 @@ class FixedOrderFormat(DenseFormat):
         return linear(values, self.weight, self.bias)
 
 
-def fix_order(format: WeightFormat) -> WeightFormat:
-    """Return `format` with products whose rows do not depend on the number of rows.
-
-    Raises UnsupportedModelError for quantised weights.
-    """
-    if not isinstance(format, DenseFormat):
+class _DenseAlone(ProductTable):
+    def product(self, form: Form, dtype: torch.dtype) -> Product | None:
         raise UnsupportedModelError(
             "batch_invariant on a GPU takes weights that are not quantized; load_format dequantized makes them dense"
         )
-    return FixedOrderFormat(format.weight, format.bias)
+
+
+# Products whose rows do not depend on the number of rows. Quantised weights are refused.
+fix_order = _DenseAlone({}, lambda dense: FixedOrderFormat(dense.weight, dense.bias))

@@ -6,8 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engine_server.modeling.formats.codecs import FLOAT, INT4, INT8, split_codes
 from engine_server.modeling.formats.dense import as_parameter
-from engine_server.modeling.formats.integer import IntegerFormat, split_codes
+from engine_server.modeling.formats.grouped import GroupedFormat
+from engine_server.modeling.formats.products import Product
 from engine_server.modeling.formats.weight_format import WeightFormat
 from engine_server.modeling.native.library import PRODUCT_DTYPES, address, as_rows, kernels
 
@@ -24,18 +26,17 @@ EXPONENT = 15
 
 
 class NativeIntegerFormat(WeightFormat):
-    """Codes, scales and minima of an `IntegerFormat` in blocks of 32 outputs.
+    """Codes, scales and minima of integers in blocks of 32 outputs.
 
     The values of each row are quantised in groups of `values_in_group` inputs, by rounding to 8 bits. Results of a row
     are bitwise independent of other rows.
     """
 
-    def __init__(self, format: IntegerFormat) -> None:
-        """format: one that `can_multiply`."""
-        self.bits, self.dtype = format.bits, format.dtype
-        self.in_features, self.out_features = format.in_features, format.codes.shape[0]
-        self.group = format.group
-        self.codes = as_parameter(interleaved(format.codes, format.bits))
+    def __init__(self, format: GroupedFormat) -> None:
+        """format: of a form in `PRODUCTS`."""
+        self.bits, self.dtype, self.group = format.form.codes.bits, format.dtype, format.form.group
+        self.out_features, self.in_features = format.shape
+        self.codes = as_parameter(interleaved(format.codes, self.bits))
         tables = [format.scales] if format.minima is None else [format.scales, format.minima]
         # A power of two, so that scales that are read as float16 stay exact.
         self.unit = 2.0 ** (max(math.frexp(float(table.abs().max()))[1] for table in tables) - EXPONENT)
@@ -76,18 +77,13 @@ class NativeIntegerFormat(WeightFormat):
         return as_parameter(blocks.transpose(1, 2).half().contiguous())
 
 
-def can_multiply(format: IntegerFormat) -> bool:
-    """Check that the kernels support the dtype of the values and the group of `format`."""
-    return format.dtype in PRODUCT_DTYPES and format.group % SMALLEST_GROUP == 0
-
-
 def values_in_group(group: int, bits: int) -> int:
     """Return the size of the groups in which values are quantised for weights of `bits` bits in groups of `group`."""
     return VALUES[bits] if group % VALUES[bits] == 0 else SMALLEST_GROUP
 
 
 def interleaved(codes: Tensor, bits: int) -> Tensor:
-    """Return codes as in `IntegerFormat` in lines of 128 bytes: uint8 [blocks, lines, BLOCK, INPUTS].
+    """Return codes as in `GroupedFormat` in lines of 128 bytes: uint8 [blocks, lines, BLOCK, INPUTS].
 
     A line has the codes of `INPUTS` inputs for each output of a block. With 4 bits, the high halves are those of the
     next `INPUTS` inputs.
@@ -109,3 +105,8 @@ def interleaved(codes: Tensor, bits: int) -> Tensor:
 def with_whole_blocks(rows: Tensor) -> Tensor:
     """Return [out, ...] with rows of zeros up to a multiple of BLOCK."""
     return F.pad(rows, (0, 0, 0, -rows.shape[0] % BLOCK)).contiguous()
+
+
+PRODUCTS = {
+    (codec, FLOAT): Product(NativeIntegerFormat, SMALLEST_GROUP, PRODUCT_DTYPES) for codec in (INT4, INT8)
+}

@@ -3,10 +3,11 @@
 import torch
 from torch import Tensor, nn
 
+from engine_server.modeling.formats.codecs import E2M1, E4M3, E8M0, FLOAT
 from engine_server.modeling.formats.dense import as_parameter
-from engine_server.modeling.formats.float4 import Float4Format
-from engine_server.modeling.formats.float8 import Float8Format
+from engine_server.modeling.formats.grouped import GroupedFormat
 from engine_server.modeling.formats.native_integer import BLOCK, with_whole_blocks
+from engine_server.modeling.formats.products import Product
 from engine_server.modeling.formats.weight_format import WeightFormat
 from engine_server.modeling.native.library import DTYPES, address, as_rows, kernels
 
@@ -17,21 +18,19 @@ MAGNITUDE = NAN = 0x7F
 
 
 class NativeMinifloatFormat(WeightFormat):
-    """Codes and scales of a `Float8Format` or `Float4Format` in blocks of 32 outputs: [blocks, ..., 32].
+    """Codes and scales of float8 and float4 in blocks of 32 outputs: [blocks, ..., 32].
 
     Values are not rounded. Results of a row are bitwise independent of other rows.
     """
 
     gathers = False
 
-    def __init__(self, format: Float8Format | Float4Format) -> None:
-        """format: one that `can_multiply`."""
+    def __init__(self, format: GroupedFormat) -> None:
+        """format: of a form in `PRODUCTS`."""
         self.out_features, self.in_features = format.shape
-        self.group = format.group
-        if isinstance(format, Float8Format):
-            self.bits, codes, scales = 8, format.codes.view(torch.uint8), format.scales.float()
-        else:
-            self.bits, codes, scales = 4, format.codes.contiguous().view(torch.int32), format.exponents
+        self.bits, self.group = format.form.codes.bits, format.form.group
+        codes = format.codes if self.bits == 8 else format.codes.contiguous().view(torch.int32)
+        scales = format.scales.float() if format.form.scales is FLOAT else format.scales
         self.codes, self.scales = interleaved(codes), interleaved(scales)
         self.bias = None if format.bias is None else as_parameter(format.bias.float())
 
@@ -54,13 +53,17 @@ class NativeMinifloatFormat(WeightFormat):
         return output
 
 
-def can_multiply(format: Float4Format | Float8Format) -> bool:
-    """Check that the kernels support the dtype of the values and the codes of `format`: not a NaN in E4M3."""
-    if isinstance(format, Float4Format):
-        return format.dtype in DTYPES and format.group % INPUTS == 0
-    return format.dtype in DTYPES and not bool((format.codes.view(torch.uint8) & MAGNITUDE == NAN).any())
+def without_nan(format: GroupedFormat) -> NativeMinifloatFormat | None:
+    """Return the product with float8, or None if a code is a NaN, which the kernels don't know."""
+    return None if (format.codes & MAGNITUDE == NAN).any() else NativeMinifloatFormat(format)
 
 
 def interleaved(rows: Tensor) -> nn.Parameter:
     """Return [out, n] in blocks of outputs: [blocks, n, BLOCK]."""
     return as_parameter(with_whole_blocks(rows).view(-1, BLOCK, rows.shape[1]).transpose(1, 2).contiguous())
+
+
+PRODUCTS = {
+    (E4M3, FLOAT): Product(without_nan, dtypes=DTYPES),
+    (E2M1, E8M0): Product(NativeMinifloatFormat, INPUTS, DTYPES),
+}

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from engine_server.modeling.formats.dense import DenseFormat
-from engine_server.modeling.formats.quantized import QuantizedFormat
+from engine_server.modeling.formats.products import ProductTable
 from engine_server.modeling.formats.weight_format import WeightFormat
 from engine_server.modeling.native.recording import one_operation
 
@@ -38,10 +38,9 @@ class PackedFormat(WeightFormat):
         return output
 
 
-def pack(format: WeightFormat) -> WeightFormat:
-    """Return `format` packed, dequantised first if necessary, or unchanged if oneDNN doesn't support its dtype."""
-    dense = format.dequantised() if isinstance(format, QuantizedFormat) else format
-    return PackedFormat(dense) if isinstance(dense, DenseFormat) and can_pack(dense) else dense
+def packed(dense: DenseFormat) -> WeightFormat:
+    """Return a weight packed, or unchanged if oneDNN doesn't support its dtype."""
+    return PackedFormat(dense) if can_pack(dense) else dense
 
 
 def can_pack(dense: DenseFormat) -> bool:
@@ -52,3 +51,7 @@ def can_pack(dense: DenseFormat) -> bool:
     return dtype == torch.float32 or (
         dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     )
+
+
+# Of a CPU without our kernels.
+pack = ProductTable({}, packed)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine_server.modeling.formats.dense import DenseFormat, as_parameter
-from engine_server.modeling.formats.weight_format import Cut, WeightFormat
+from engine_server.modeling.formats.weight_format import WeightFormat
 
 
 class QuantizedFormat(WeightFormat):
@@ -44,25 +44,3 @@ class QuantizedFormat(WeightFormat):
 
     def apply(self, values: Tensor) -> Tensor:
         return F.linear(values, self.dense(), self.bias)
-
-
-class GroupedFormat(QuantizedFormat):
-    """A quantised weight of codes, with a factor for each group of inputs."""
-
-    # Number of inputs that share a factor.
-    group: int
-
-    @property
-    def kind(self) -> tuple[object, ...]:
-        """Properties that weights have in common if they can be joined."""
-        return self.group, self.bias is None, self.dtype
-
-    def can_join(self, other: WeightFormat) -> bool:
-        return type(self) is type(other) and self.kind == other.kind
-
-
-def cut_bias(bias: Tensor | None, cut: Cut) -> Tensor | None:
-    """Return one rank's part of the bias of a weight [out, in]."""
-    if bias is None or cut.dim == 0:
-        return None if bias is None else cut.of(bias)
-    return bias if cut.piece == 0 else None

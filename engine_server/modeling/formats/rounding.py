@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
+from engine_server.modeling.formats.codecs import E4M3, FLOAT, INT4, INT8, packed_codes
 from engine_server.modeling.formats.dense import DenseFormat
-from engine_server.modeling.formats.float8 import Float8Format
-from engine_server.modeling.formats.integer import IntegerFormat, packed_codes
+from engine_server.modeling.formats.grouped import Form, GroupedFormat
 from engine_server.modeling.formats.weight_format import WeightFormat
 
 FLOAT8 = torch.float8_e4m3fn
@@ -20,15 +20,16 @@ def rounded_to_integers(format: WeightFormat, bits: int, group: int | None) -> W
     if not isinstance(format, DenseFormat):
         return format
     weight = format.weight.detach()
-    groups = weight.float().view(len(weight), -1, group or weight.shape[1])
+    form = Form(INT4 if bits == 4 else INT8, FLOAT, group or weight.shape[1])
+    groups = weight.float().view(len(weight), -1, form.group)
     extreme = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
     half = 1 << bits - 1
     scales = extreme / -half
     inverse = torch.where(scales == 0, 0, 1 / scales)
     codes = (groups * inverse).round_().add_(half).clamp_(0, 2 * half - 1).to(torch.uint8).view_as(weight)
-    return IntegerFormat(
-        packed_codes(codes) if bits == 4 else codes, scales.squeeze(-1), None, format.bias, bits, weight.dtype
-    )
+    if bits == 4:
+        codes = packed_codes(codes)
+    return GroupedFormat(form, codes, scales.squeeze(-1), weight.dtype, bias=format.bias)
 
 
 def rounded_to_float8(format: WeightFormat) -> WeightFormat:
@@ -39,4 +40,5 @@ def rounded_to_float8(format: WeightFormat) -> WeightFormat:
     largest = torch.finfo(FLOAT8).max
     scales: Tensor = weight.float().abs().amax(-1, keepdim=True) / largest
     codes = (weight / torch.where(scales == 0, 1, scales)).clamp_(-largest, largest).to(FLOAT8)
-    return Float8Format(codes, scales, format.bias, weight.shape[1], weight.dtype)
+    form = Form(E4M3, FLOAT, weight.shape[1])
+    return GroupedFormat(form, codes.view(torch.uint8), scales, weight.dtype, bias=format.bias)

@@ -2,48 +2,39 @@
 
 from torch import Tensor, nn
 
-from engine_server.modeling.formats.float8 import Float8Format
-from engine_server.modeling.formats.integer import IntegerFormat
-from engine_server.modeling.formats.quantized import QuantizedFormat
+from engine_server.modeling.formats.codecs import E4M3, FLOAT, INT4, INT8
+from engine_server.modeling.formats.grouped import GroupedFormat
+from engine_server.modeling.formats.products import Product, ProductTable
 from engine_server.modeling.formats.weight_format import WeightFormat
-from engine_server.modeling.kernels.quantized_matmul import float8_linear, integer_linear
+from engine_server.modeling.kernels.codes import FLOAT8, QuantizedWeight
+from engine_server.modeling.kernels.quantized_matmul import multiply
+
+# The kernels' numbers for codecs.
+BITS = {INT4: 4, INT8: 8, E4M3: FLOAT8.value}
 
 
 class TritonQuantizedFormat(WeightFormat):
     """The tensors of a quantised format, which stay as they are."""
 
-    def __init__(self, format: QuantizedFormat) -> None:
+    def __init__(self, format: GroupedFormat) -> None:
         self.format = format
 
     def parameters(self) -> dict[str, nn.Parameter]:
         return self.format.parameters()
 
+    def apply(self, values: Tensor) -> Tensor:
+        return multiply(values, kernel_weight(self.format))
+
     def gather(self, rows: Tensor) -> Tensor:
         return self.format.gather(rows)
 
 
-class TritonIntegerFormat(TritonQuantizedFormat):
-    """An `IntegerFormat`."""
-
-    format: IntegerFormat
-
-    def apply(self, values: Tensor) -> Tensor:
-        own = self.format
-        return integer_linear(values, own.codes, own.scales, own.minima, own.bits, own.group, own.bias)
+def kernel_weight(format: GroupedFormat) -> QuantizedWeight:
+    """Return a weight as the kernels take it."""
+    bits = BITS[format.form.codes]
+    return QuantizedWeight(format.codes, format.scales, format.minima, format.bias, bits, format.form.group)
 
 
-class TritonFloat8Format(TritonQuantizedFormat):
-    """A `Float8Format`."""
-
-    format: Float8Format
-
-    def apply(self, values: Tensor) -> Tensor:
-        own = self.format
-        return float8_linear(values, own.codes, own.scales, own.group, own.bias)
-
-
-def fuse_dequantisation(format: WeightFormat) -> WeightFormat:
-    """Return a quantised `format` with products that dequantise in registers, and any other unchanged."""
-    if isinstance(format, IntegerFormat):
-        return TritonIntegerFormat(format)
-    return TritonFloat8Format(format) if isinstance(format, Float8Format) else format
+fuse_dequantisation = ProductTable(
+    {(codec, FLOAT): Product(TritonQuantizedFormat) for codec in BITS}, lambda dense: dense
+)

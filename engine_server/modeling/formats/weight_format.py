@@ -91,8 +91,3 @@ class WeightFormat(ABC):
 
 # Converts a checkpoint's format to the one that multiplies fastest on a device, which may be the same.
 WeightLayout = Callable[[WeightFormat], WeightFormat]
-
-
-def as_loaded(format: WeightFormat) -> WeightFormat:
-    """Return `format` itself, for devices on which the checkpoint's format is the fastest."""
-    return format

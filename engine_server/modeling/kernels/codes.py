@@ -13,7 +13,7 @@ LARGE = tl.constexpr(0x4B000000)
 
 
 class QuantizedWeight(NamedTuple):
-    """A quantised weight [N, K] with its bias; codes, scales, minima: as in `IntegerFormat` or `Float8Format`."""
+    """A quantised weight [N, K] with its bias; codes, scales, minima: as in `GroupedFormat`, contiguous."""
 
     # uint8.
     codes: Tensor

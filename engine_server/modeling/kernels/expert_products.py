@@ -23,13 +23,13 @@ INTERPRETED = triton.knobs.runtime.interpret
 class ExpertWeights(NamedTuple):
     """One weight of all experts of a layer: the outputs of each, one expert after another."""
 
-    # [experts * out, in] in the values' dtype; or codes as in `IntegerFormat`, or uint8 of `Float8Format`.
+    # [experts * out, in] in the values' dtype; or codes as in `GroupedFormat`.
     data: Tensor
     # Of each expert.
     outputs: int
     # [experts * out]; None: there is none.
     bias: Tensor | None = None
-    # Of quantised weights, as in their formats: [experts * out, groups].
+    # Of quantised weights, as there: [experts * out, groups].
     scales: Tensor | None = None
     minima: Tensor | None = None
     # 4 or 8: integers; FLOAT8; None: not quantised.

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine_server.modeling.kernels.codes import FLOAT8, QuantizedWeight, _weights, shared_inputs
+from engine_server.modeling.kernels.codes import QuantizedWeight, _weights, shared_inputs
 from engine_server.modeling.kernels.dequantise import multiply_dequantised
 from engine_server.modeling.kernels.launch import MIN_TILE
 from engine_server.modeling.kernels.quantized_row import multiplies_words, multiply_row
@@ -80,39 +80,16 @@ def processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
-def integer_linear(
-    x: Tensor,
-    codes: Tensor,
-    scales: Tensor,
-    minima: Tensor | None,
-    bits: int,
-    group: int,
-    bias: Tensor | None,
-) -> Tensor:
-    """Return x @ weight.T + bias in x's dtype, summed in float32.
-
-    x: [..., K]; codes, scales, minima: as in `IntegerFormat`, contiguous; bits: 4 or 8; bias: [N].
-    """
-    return _multiply(x, QuantizedWeight(codes, scales, minima, bias, bits, group))
-
-
-def float8_linear(x: Tensor, codes: Tensor, scales: Tensor, group: int, bias: Tensor | None) -> Tensor:
-    """Return x @ weight.T + bias in x's dtype, summed in float32.
-
-    x: [..., K]; codes, scales: as in `Float8Format`, contiguous; bias: [N].
-    """
-    return _multiply(x, QuantizedWeight(codes.view(torch.uint8), scales, None, bias, FLOAT8.value, group))
-
-
-def _multiply(x: Tensor, weight: QuantizedWeight) -> Tensor:
+def multiply(x: Tensor, weight: QuantizedWeight) -> Tensor:
+    """Return x @ weight.T + bias in x's dtype, summed in float32: [..., K] to [..., N]."""
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     if len(rows) > MOST_ROWS:
-        multiply = multiply_dequantised
+        product = multiply_dequantised
     elif len(rows) == 1 and multiplies_words(x.shape[-1], weight.group, weight.bits):
-        multiply = multiply_row
+        product = multiply_row
     else:
-        multiply = _multiply_tiles
-    return multiply(rows, weight).view(*x.shape[:-1], len(weight.codes))
+        product = _multiply_tiles
+    return product(rows, weight).view(*x.shape[:-1], len(weight.codes))
 
 
 def _multiply_tiles(x: Tensor, weight: QuantizedWeight) -> Tensor:

@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor, nn
 
+from engine_server.modeling.formats.products import as_loaded
 from engine_server.modeling.formats.quantized_tensor import format_of
-from engine_server.modeling.formats.weight_format import WeightFormat, WeightLayout, as_loaded
+from engine_server.modeling.formats.weight_format import WeightFormat, WeightLayout
 from engine_server.modeling.layers.sharding import Sharding
 from engine_server.modeling.layers.weight_layer import WeightLayer, derived_class
 
@@ -13,7 +14,7 @@ class Embedding(WeightLayer, nn.Embedding):
     """An embedding, [...] to [..., hidden]. It may share its format with a linear layer that is tied to it."""
 
     format: WeightFormat | None = None
-    layout: WeightLayout = staticmethod(as_loaded)
+    layout: WeightLayout = as_loaded
     sharding: Sharding | None = None
     # Rows of the table, of which a rank may have a part.
     whole_rows: int

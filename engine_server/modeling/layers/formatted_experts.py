@@ -5,16 +5,17 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor
 
 from engine_server.modeling.formats.dense import DenseFormat
+from engine_server.modeling.formats.products import as_loaded
 from engine_server.modeling.formats.quantized_tensor import QuantizedTensor
 from engine_server.modeling.formats.stacked import StackedFormat
-from engine_server.modeling.formats.weight_format import WeightFormat, WeightLayout, as_loaded
+from engine_server.modeling.formats.weight_format import WeightFormat, WeightLayout
 from engine_server.modeling.layers.gated_experts import GatedExperts
 
 
 class FormattedExperts(GatedExperts):
     """Gated experts that take over each expert's weight in a layout, after cutting it for this rank."""
 
-    layout: WeightLayout = staticmethod(as_loaded)
+    layout: WeightLayout = as_loaded
     # Tensors that wait for the others of their product.
     received: dict[str, Tensor]
     # The formats of a weight, by the name of the parameter.

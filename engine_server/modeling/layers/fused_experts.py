@@ -7,26 +7,20 @@ weighted sum. None asks the host for anything.
 from collections.abc import Sequence
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from engine_server.modeling.formats.dense import DenseFormat
-from engine_server.modeling.formats.float8 import Float8Format
-from engine_server.modeling.formats.integer import IntegerFormat
-from engine_server.modeling.formats.quantized import QuantizedFormat
-from engine_server.modeling.formats.triton_quantized import TritonQuantizedFormat
+from engine_server.modeling.formats.grouped import GroupedFormat
+from engine_server.modeling.formats.reordered import ReorderedFormat
+from engine_server.modeling.formats.triton_quantized import TritonQuantizedFormat, kernel_weight
 from engine_server.modeling.formats.weight_format import WeightFormat
 from engine_server.modeling.kernels.activation import Activation, gated
-from engine_server.modeling.kernels.codes import FLOAT8
 from engine_server.modeling.kernels.expert_launch import launch_for
 from engine_server.modeling.kernels.expert_products import ExpertWeights, multiply
 from engine_server.modeling.kernels.expert_sum import weighted_sum
 from engine_server.modeling.kernels.expert_tiles import plan_tiles
 from engine_server.modeling.layers.formatted_experts import FormattedExperts
 from engine_server.modeling.layers.gated_experts import DOWN, GATE_UP
-
-# The formats that the kernels multiply.
-MULTIPLIED = DenseFormat | IntegerFormat | Float8Format
 
 
 class FusedExperts(FormattedExperts):
@@ -71,29 +65,20 @@ class FusedExperts(FormattedExperts):
 
     def own_part(self, name: str, whole: WeightFormat) -> WeightFormat:
         part = super().own_part(name, whole)
-        if isinstance(part, MULTIPLIED):
-            return part
-        assert isinstance(part, QuantizedFormat)
-        return part.dequantised()
+        return part.dequantised() if isinstance(part, ReorderedFormat) else part
 
     def joined(self, experts: Sequence[WeightFormat]) -> Sequence[WeightFormat]:
         plain = [one.format if isinstance(one, TritonQuantizedFormat) else one for one in experts]
         first = plain[0]
         if not all(first.can_join(other) for other in plain):
-            plain = [one.dequantised() if isinstance(one, QuantizedFormat) else one for one in plain]
+            plain = [one.dequantised() if isinstance(one, GroupedFormat) else one for one in plain]
         return [type(plain[0]).concat(plain)]
 
     def weights(self, name: str) -> ExpertWeights:
         """Return a weight as the kernels take it."""
         (format,) = self.products[name]
-        if isinstance(format, IntegerFormat):
-            outputs = len(format.codes) // self.num_experts
-            return ExpertWeights(
-                format.codes, outputs, format.bias, format.scales, format.minima, format.bits, format.group
-            )
-        if isinstance(format, Float8Format):
-            codes = format.codes.view(torch.uint8)
-            outputs = len(codes) // self.num_experts
-            return ExpertWeights(codes, outputs, format.bias, format.scales, None, FLOAT8.value, format.group)
+        if isinstance(format, GroupedFormat):
+            codes, scales, minima, bias, bits, group = kernel_weight(format)
+            return ExpertWeights(codes, len(codes) // self.num_experts, bias, scales, minima, bits, group)
         assert isinstance(format, DenseFormat)
         return ExpertWeights(format.weight, len(format.weight) // self.num_experts, format.bias)

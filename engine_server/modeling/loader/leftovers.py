@@ -16,7 +16,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
 from engine_server.contract.base.quoting import quote, shorten
-from engine_server.modeling.formats.checkpoints.stored import FLOATS, StoredTensor, StoredWeight
+from engine_server.modeling.formats.checkpoints.stored import FLOATS, StoredTensor, Weights
 
 # Buffers that earlier versions of transformers saved, and the scales of a quantised KV cache, which ours isn't.
 KNOWN = re.compile(
@@ -31,9 +31,7 @@ MOST_NAMES = 3
 logger = logging.getLogger(__name__)
 
 
-def check_tensors(
-    model: PreTrainedModel, tensors: Mapping[str, StoredTensor | StoredWeight], folder: Path
-) -> None:
+def check_tensors(model: PreTrainedModel, tensors: Weights, folder: Path) -> None:
     """Refuse tensors that layers of the model would need, and log those of parts that it doesn't have.
 
     model: transformers' own, on the meta device. tensors: the files' by name, those of quantised weights joined.

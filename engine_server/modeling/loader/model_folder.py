@@ -1,6 +1,5 @@
 """What a model's folder says before its weights are read: settings, format of the weights, dtype."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from engine_server.config import LoadConfig, ModelConfig
 from engine_server.model_sources.hf_config import read_hf_config
 from engine_server.modeling.formats.checkpoints.checkpoint import QuantizedCheckpoint
-from engine_server.modeling.formats.checkpoints.stored import StoredTensor, StoredWeight
+from engine_server.modeling.formats.checkpoints.stored import Weights
 from engine_server.modeling.platform.interface import Platform
 
 
@@ -31,9 +30,7 @@ class ModelFolder:
         named: str = (self.settings.architectures or [self.settings.model_type])[0]
         return named
 
-    def weights(
-        self, skeleton: PreTrainedModel, load: LoadConfig
-    ) -> Mapping[str, StoredTensor | StoredWeight] | None:
+    def weights(self, skeleton: PreTrainedModel, load: LoadConfig) -> Weights | None:
         """Return the weights of a quantised checkpoint, which are read when they are indexed."""
         if self.checkpoint is None:
             return None

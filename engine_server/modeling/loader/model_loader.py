@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ from engine_server.config import LoadConfig, ModelConfig
 from engine_server.modeling.attention.interface import UnsupportedModelError
 from engine_server.modeling.device.communicator import Communicator
 from engine_server.modeling.device.progress import ProgressClock
-from engine_server.modeling.formats.checkpoints.stored import StoredTensor, StoredWeight, stored_tensors
+from engine_server.modeling.formats.checkpoints.stored import Weights, stored_tensors
 from engine_server.modeling.loader.attention import implementation_for, replace_attention
 from engine_server.modeling.loader.invariance import check_setup
 from engine_server.modeling.loader.leftovers import check_tensors
@@ -65,10 +65,9 @@ def load_model(
         if load.load_format == "dummy":
             model = random_model(config, skeleton.config, folder.dtype, kind, plan)
         else:
-            check_memory(skeleton, config, load, folder, plan)
-            model = read_model(
-                config, skeleton.config, folder.dtype, kind, plan, folder.weights(skeleton, load)
-            )
+            weights = folder.weights(skeleton, load)
+            check_memory(skeleton, weights, config, load, folder, plan)
+            model = read_model(config, skeleton.config, folder.dtype, kind, plan, weights)
     model.__class__ = type(skeleton)
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
@@ -113,14 +112,16 @@ def verified_plan(
 
 
 def check_memory(
-    skeleton: PreTrainedModel, config: ModelConfig, load: LoadConfig, folder: ModelFolder, plan: LoadPlan
+    skeleton: PreTrainedModel,
+    weights: Weights | None,
+    config: ModelConfig,
+    load: LoadConfig,
+    folder: ModelFolder,
+    plan: LoadPlan,
 ) -> None:
     """Raise ValueError if the weights don't fit into the memory that is free."""
-    dense, formatted = load.load_format == "dequantized", plan.formatted
-    needed = needed_bytes(
-        Path(config.path), folder.checkpoint, folder.dtype, plan.layout, dense, bool(formatted)
-    )
-    needed -= saved_bytes(skeleton, load.quantization, skeleton.dtype, plan.layout, formatted)
+    needed = needed_bytes(Path(config.path), weights, folder.dtype, plan.layout, bool(plan.formatted))
+    needed -= saved_bytes(skeleton, load.quantization, skeleton.dtype, plan.layout, plan.formatted)
     check_room(needed, plan.platform, plan.ranks.size)
 
 
@@ -184,31 +185,48 @@ def read_model(
     dtype: torch.dtype | None,
     kind: Any,
     plan: LoadPlan,
-    weights: Mapping[str, StoredTensor | StoredWeight] | None,
+    weights: Weights | None,
 ) -> PreTrainedModel:
-    """Return a model of class `kind` with the weights of its files, which are mapped and copied once at most.
+    """Return a model of class `kind` with the weights of its files.
 
     weights: those of a quantised checkpoint; None: transformers reads the files itself. Raises ValueError for a
     model with logits if weights are missing, which transformers replaces by random ones.
     """
+    model: PreTrainedModel
+    model, info = from_weights(kind, settings, config.path if weights is None else weights, dtype, plan)
+    missing = sorted(info["missing_keys"])
+    if missing and (config.pooling is None or config.pooling.score_tokens):
+        raise ValueError(f"its files have no weights for {', '.join(missing[:3])}")
+    return model
+
+
+def from_weights(
+    kind: Any,
+    settings: PreTrainedConfig,
+    weights: str | Weights,
+    dtype: torch.dtype | None,
+    plan: LoadPlan,
+    **options: Any,
+) -> tuple[Any, dict[str, Any]]:
+    """Return a module of class `kind` and transformers' report of the loading. Weights are copied once at most.
+
+    weights: by name, or the folder whose files transformers reads itself, mapped. options: of transformers' loader.
+    """
     on_device = plan.platform.asynchronous and plan.ranks.size == 1  # the host cuts weights that ranks share
     with nullcontext() if on_device else one_weight_at_a_time():
-        model, info = kind.from_pretrained(
-            config.path if weights is None else None,
+        module, info = kind.from_pretrained(
+            weights if isinstance(weights, str) else None,
             config=settings,
-            state_dict=weights,
+            state_dict=None if isinstance(weights, str) else weights,
             dtype=dtype or "auto",
             attn_implementation=implementation_for(settings),
             use_safetensors=True,
             local_files_only=True,
             device_map={"": plan.platform.device} if on_device else None,
             output_loading_info=True,
+            **options,
         )
-    missing = sorted(info["missing_keys"])
-    if missing and (config.pooling is None or config.pooling.score_tokens):
-        raise ValueError(f"its files have no weights for {', '.join(missing[:3])}")
-    whole: PreTrainedModel = model
-    return whole
+    return module, info
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from engine_server.config import QuantizationConfig
 from engine_server.modeling.device.communicator import Communicator
-from engine_server.modeling.formats.weight_format import WeightLayout
+from engine_server.modeling.formats.products import ProductTable
 from engine_server.modeling.layers.formatted_experts import FormattedExperts
 from engine_server.modeling.loader.attention import replace_attention
 from engine_server.modeling.loader.invariance import check_modules
@@ -54,7 +54,7 @@ class LoadPlan:
     score_tokens: Sequence[int] = ()
 
     @property
-    def layout(self) -> WeightLayout:
+    def layout(self) -> ProductTable:
         """The layout of the weights of linear layers."""
         return self.platform.fixed_order_layout if self.batch_invariant else self.platform.weight_layout
 

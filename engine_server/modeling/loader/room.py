@@ -1,5 +1,7 @@
 """The memory that a model's weights take on one rank, known before they are read."""
 
+import logging
+from collections import defaultdict
 from collections.abc import Iterator
 from math import prod
 from pathlib import Path
@@ -12,33 +14,17 @@ from transformers.pytorch_utils import Conv1D
 from engine_server.config import QuantizationConfig
 from engine_server.contract.cluster.memory_shortage import MemoryShortage
 from engine_server.model_sources.folder import weight_bytes
-from engine_server.modeling.formats.checkpoints.checkpoint import QuantizedCheckpoint
-from engine_server.modeling.formats.checkpoints.stored import StoredTensor, StoredWeight
-from engine_server.modeling.formats.dense import DenseFormat
-from engine_server.modeling.formats.float4 import Float4Format
-from engine_server.modeling.formats.float8 import Float8Format
-from engine_server.modeling.formats.integer import IntegerFormat
-from engine_server.modeling.formats.native_floating import NativeFloatingFormat
-from engine_server.modeling.formats.packed import PackedFormat
-from engine_server.modeling.formats.quantized import QuantizedFormat
-from engine_server.modeling.formats.rounding import rounded_to_float8, rounded_to_integers
-from engine_server.modeling.formats.weight_format import WeightFormat, WeightLayout
+from engine_server.modeling.formats.checkpoints.stored import StoredTensor, Weights
+from engine_server.modeling.formats.codecs import FLOAT
+from engine_server.modeling.formats.grouped import Form
+from engine_server.modeling.formats.products import ProductTable
 from engine_server.modeling.layers.gated_experts import WEIGHTS, outputs_first
 from engine_server.modeling.loader.backbone import backbone
-from engine_server.modeling.loader.rounding import BITS
+from engine_server.modeling.loader.rounding import CODECS
 from engine_server.modeling.platform.interface import Platform
 
 SCALE_BYTES = 4
-FLOAT8_BITS = 8
-# Weights [64, 64] of each form, from which a layout's choice is seen.
-ONES = DenseFormat(torch.ones(64, 64, dtype=torch.bfloat16))
-SAMPLES: dict[type[QuantizedFormat], WeightFormat] = {
-    IntegerFormat: rounded_to_integers(ONES, 8, 64),
-    Float8Format: rounded_to_float8(ONES),
-    Float4Format: Float4Format(
-        torch.zeros(64, 32, dtype=torch.uint8), torch.zeros(64, 2, dtype=torch.uint8), None, torch.bfloat16
-    ),
-}
+logger = logging.getLogger(__name__)
 
 
 def check_room(needed: int, platform: Platform, ranks: int) -> None:
@@ -50,30 +36,50 @@ def check_room(needed: int, platform: Platform, ranks: int) -> None:
 
 def needed_bytes(
     folder: Path,
-    checkpoint: QuantizedCheckpoint | None,
+    weights: Weights | None,
     dtype: torch.dtype | None,
-    layout: WeightLayout,
-    dense: bool,
+    layout: ProductTable,
     formatted: bool,
 ) -> int:
-    """Return the size of a checkpoint's weights in memory.
+    """Return the size of a model's weights in memory.
 
-    dtype: that of dense weights; None: as stored. layout: decides which formats are kept. dense: none is kept.
-    formatted: experts are kept like other weights.
+    weights: those of a quantised checkpoint, None of another. dtype: of dense weights; None: as stored. layout,
+    formatted: see `held_bytes`.
     """
-    if checkpoint is None or dtype is None:
+    if weights is None or dtype is None:
         return weight_bytes(folder, None if dtype is None else dtype.itemsize)
-    kept = {form for form in SAMPLES if not dense and keeps(layout, form)}
-    total = 0
-    for name, tensor in checkpoint.tensors.items():
-        if (
-            isinstance(tensor, StoredWeight)
-            and tensor.form in kept
-            and (formatted or ".experts." not in name)
-        ):
-            total += sum(stored_bytes(part) for part in tensor.parts)
+    return held_bytes(weights, dtype, layout, formatted)
+
+
+def held_bytes(
+    weights: Weights,
+    dtype: torch.dtype,
+    layout: ProductTable,
+    formatted: bool,
+) -> int:
+    """Return the size of weights in memory, and log those that are dequantised since the device has no product.
+
+    dtype: of dense weights. layout: decides which weights stay quantised. formatted: experts do like other weights.
+    """
+    total, dequantised = 0, defaultdict[str, list[tuple[int, int]]](list)
+    for name, tensor in weights.items():
+        dense = prod(tensor.shape) * dtype.itemsize
+        if isinstance(tensor, StoredTensor) or tensor.dense:
+            total += dense
+            continue
+        stored = sum(stored_bytes(part) for part in tensor.parts)
+        has_product = layout.product(tensor.form, tensor.dtype) is not None
+        if has_product and (formatted or ".experts." not in name):
+            total += stored
         else:
-            total += prod(tensor.shape) * dtype.itemsize
+            total += dense
+            dequantised[str(tensor.form)].append((stored, dense))
+    for form, sizes in dequantised.items():
+        stored, dense = map(sum, zip(*sizes, strict=True))
+        logger.info(
+            "%d weights in %s are dequantised, since this device has no product with them: they take %d MiB, not %d",
+            len(sizes), form, dense >> 20, stored >> 20,
+        )  # fmt: skip
     return total
 
 
@@ -87,7 +93,7 @@ def saved_bytes(
     model: PreTrainedModel,
     quantization: QuantizationConfig | None,
     dtype: torch.dtype,
-    layout: WeightLayout,
+    layout: ProductTable,
     formatted: frozenset[type],
 ) -> int:
     """Return the memory that rounding while loading saves; `model` is on the meta device.
@@ -96,13 +102,12 @@ def saved_bytes(
     """
     if quantization is None:
         return 0
-    form = Float8Format if quantization.method == "fp8" else IntegerFormat
-    bits = BITS.get(quantization.method, FLOAT8_BITS)
-    saved: int = 0
-    if keeps(layout, form):
-        for outputs, inputs in rounded_shapes(backbone(model), formatted):
-            groups = inputs // (quantization.group_size or inputs)
-            saved += outputs * (inputs * dtype.itemsize - inputs * bits // 8 - groups * SCALE_BYTES)
+    codec, saved = CODECS[quantization.method], 0
+    for outputs, inputs in rounded_shapes(backbone(model), formatted):
+        group = quantization.group_size or inputs
+        if layout.product(Form(codec, FLOAT, group), dtype) is not None:
+            held = inputs * codec.bits // 8 + inputs // group * SCALE_BYTES
+            saved += outputs * (inputs * dtype.itemsize - held)
     return saved
 
 
@@ -117,9 +122,3 @@ def rounded_shapes(model: nn.Module, formatted: frozenset[type]) -> Iterator[tup
             for name in WEIGHTS:
                 experts, outputs, inputs = outputs_first(module, name)
                 yield experts * outputs, inputs
-
-
-def keeps(layout: WeightLayout, form: type[QuantizedFormat]) -> bool:
-    """Return True if a layout keeps weights of this form quantised."""
-    arranged = SAMPLES[form].arranged(layout)
-    return not isinstance(arranged, DenseFormat | NativeFloatingFormat | PackedFormat)

@@ -6,6 +6,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from engine_server.config import QuantizationConfig
+from engine_server.modeling.formats.codecs import E4M3, INT4, INT8
 from engine_server.modeling.formats.rounding import rounded_to_float8, rounded_to_integers
 from engine_server.modeling.formats.weight_format import WeightFormat, WeightLayout
 from engine_server.modeling.layers.embedding import Embedding
@@ -17,7 +18,7 @@ from engine_server.modeling.layers.weight_layer import original_class
 from engine_server.modeling.loader.backbone import backbone
 from engine_server.modeling.replacements.report import PassReport, Tally
 
-BITS = {"int8": 8, "int4": 4}
+CODECS = {"int8": INT8, "int4": INT4, "fp8": E4M3}
 
 
 def round_weights(
@@ -63,7 +64,7 @@ def rounding(method: str, group: int | None) -> WeightLayout:
     """Return the function that rounds a dense weight."""
     if method == "fp8":
         return rounded_to_float8
-    return partial(rounded_to_integers, bits=BITS[method], group=group)
+    return partial(rounded_to_integers, bits=CODECS[method].bits, group=group)
 
 
 def after(rounded: WeightLayout, layout: WeightLayout, format: WeightFormat) -> WeightFormat:

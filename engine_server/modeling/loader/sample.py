@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from engine_server.modeling.formats.weight_format import WeightFormat, as_loaded
+from engine_server.modeling.formats.products import as_loaded
+from engine_server.modeling.formats.weight_format import WeightFormat
 from engine_server.modeling.layers.experts import has_experts
 from engine_server.modeling.layers.linear import Linear
 from engine_server.modeling.layers.weight_layer import derived_class, original_class

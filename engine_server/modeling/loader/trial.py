@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from engine_server.modeling.attention.interface import UnsupportedModelError
 from engine_server.modeling.attention.states import StepRecurrence
 from engine_server.modeling.cache.spec import WindowSpec
-from engine_server.modeling.formats.weight_format import as_loaded
+from engine_server.modeling.formats.products import as_loaded
 from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet
 from engine_server.modeling.layers.misfits import misfits
 from engine_server.modeling.loader.backbone import backbone

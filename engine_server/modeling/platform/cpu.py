@@ -18,7 +18,7 @@ from engine_server.modeling.attention.torch_backend import TorchAttention
 from engine_server.modeling.cache.layout import Layout
 from engine_server.modeling.formats.native import fix_order, native
 from engine_server.modeling.formats.packed import pack
-from engine_server.modeling.formats.weight_format import WeightLayout
+from engine_server.modeling.formats.products import ProductTable
 from engine_server.modeling.graphs.captured_step import CapturedStep, StepPart
 from engine_server.modeling.graphs.step_programs import StepPrograms
 from engine_server.modeling.layers.fixed_order import check_rows
@@ -63,7 +63,7 @@ class CpuPlatform(Platform):
         return CPU
 
     @property
-    def weight_layout(self) -> WeightLayout:
+    def weight_layout(self) -> ProductTable:
         return pack
 
     def paged_attention(
@@ -148,11 +148,11 @@ class NativePlatform(CpuPlatform):
         return NATIVE
 
     @property
-    def weight_layout(self) -> WeightLayout:
+    def weight_layout(self) -> ProductTable:
         return native
 
     @property
-    def fixed_order_layout(self) -> WeightLayout:
+    def fixed_order_layout(self) -> ProductTable:
         return fix_order
 
     def check_fixed_order(self, model: nn.Module) -> None:

@@ -12,7 +12,7 @@ from engine_server.modeling.attention.interface import AttentionBackend
 from engine_server.modeling.attention.torch_backend import TorchAttention
 from engine_server.modeling.cache.layout import Layout
 from engine_server.modeling.cache.quantised import INT8
-from engine_server.modeling.formats.weight_format import WeightLayout, as_loaded
+from engine_server.modeling.formats.products import ProductTable, as_loaded
 from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet
 from engine_server.modeling.layers.kernel_sets.plain import NO_KERNELS
 from engine_server.modeling.platform.interface import Platform
@@ -33,7 +33,7 @@ class CudaPlatform(Platform):
         return NO_KERNELS
 
     @property
-    def weight_layout(self) -> WeightLayout:
+    def weight_layout(self) -> ProductTable:
         return as_loaded
 
     def paged_attention(
@@ -126,13 +126,13 @@ class TritonPlatform(CudaPlatform):
         return TRITON
 
     @property
-    def weight_layout(self) -> WeightLayout:
+    def weight_layout(self) -> ProductTable:
         from engine_server.modeling.formats.triton_quantized import fuse_dequantisation  # imports Triton
 
         return fuse_dequantisation
 
     @property
-    def fixed_order_layout(self) -> WeightLayout:
+    def fixed_order_layout(self) -> ProductTable:
         from engine_server.modeling.formats.fixed_order import fix_order  # imports Triton
 
         return fix_order

@@ -10,7 +10,7 @@ from engine_server.modeling.attention.interface import AttentionBackend
 from engine_server.modeling.attention.step_attention import StepAttention
 from engine_server.modeling.cache.layout import Layout
 from engine_server.modeling.device.interface import Device
-from engine_server.modeling.formats.weight_format import WeightLayout
+from engine_server.modeling.formats.products import ProductTable
 from engine_server.modeling.graphs.captured_step import CapturedStep, StepPart
 from engine_server.modeling.graphs.step_graphs import StepGraphs, ladder
 from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet
@@ -43,11 +43,11 @@ class Platform(Device):
 
     @property
     @abstractmethod
-    def weight_layout(self) -> WeightLayout:
+    def weight_layout(self) -> ProductTable:
         """Return the layout in which linear layers multiply fastest."""
 
     @property
-    def fixed_order_layout(self) -> WeightLayout:
+    def fixed_order_layout(self) -> ProductTable:
         """Return the layout whose products are bitwise independent of batch composition."""
         raise TypeError(
             f"{type(self).__name__} has no products that are bitwise independent of batch composition"

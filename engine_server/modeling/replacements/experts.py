@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from engine_server.modeling.formats.low_rank import StepSlots
-from engine_server.modeling.formats.weight_format import as_loaded
+from engine_server.modeling.formats.products import as_loaded
 from engine_server.modeling.layers.experts import Experts, has_experts, receive_parameters
 from engine_server.modeling.layers.gated_experts import DOWN, GATE_UP, WEIGHTS, GatedExperts, receive_gated
 from engine_server.modeling.layers.kernel_sets.comparison import same

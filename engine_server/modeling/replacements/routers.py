@@ -6,7 +6,7 @@ from inspect import signature
 import torch
 from torch import Tensor, nn
 
-from engine_server.modeling.formats.weight_format import as_loaded
+from engine_server.modeling.formats.products import as_loaded
 from engine_server.modeling.layers.fused_router import RouterForm, fuse_router
 from engine_server.modeling.layers.kernel_sets.comparison import same
 from engine_server.modeling.layers.misfits import misfits

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine_server.modeling.formats.checkpoints.codes import WORD, integer_format, unpacked
+from engine_server.modeling.formats.checkpoints.codes import WORD, integer_form, integer_format, unpacked
 from engine_server.modeling.formats.checkpoints.scheme import Scheme, check_group, taken
 from engine_server.modeling.formats.checkpoints.stored import FLOATS, StoredTensor, StoredWeight
-from engine_server.modeling.formats.integer import IntegerFormat
 from engine_server.modeling.formats.quantized import QuantizedFormat
 
 BITS = 4
@@ -51,7 +50,8 @@ class Awq(Scheme):
             )
         check_group(self.group, inputs, scales, scales.shape[0])
         build = partial(self._build, codes, zeros, scales)
-        return {"weight": StoredWeight((outputs, inputs), (codes, zeros, scales), IntegerFormat, build)}
+        form = integer_form(BITS, inputs // scales.shape[0])
+        return {"weight": StoredWeight((outputs, inputs), (codes, zeros, scales), form, build)}
 
     def _build(
         self, codes: StoredTensor, zeros: StoredTensor, scales: StoredTensor, dtype: torch.dtype

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from engine_server.modeling.formats.integer import IntegerFormat, packed_codes
+from engine_server.modeling.formats.codecs import FLOAT, INT4, INT8, packed_codes
+from engine_server.modeling.formats.grouped import Form, GroupedFormat
 from engine_server.modeling.formats.quantized import QuantizedFormat
 from engine_server.modeling.formats.reordered import ReorderedFormat
 
@@ -21,10 +22,15 @@ def unpacked(words: Tensor, bits: int) -> Tensor:
     return (pairs >> shift & (1 << bits) - 1).to(torch.uint8)
 
 
+def integer_form(bits: int, group: int) -> Form:
+    """Return the form of integers of some bits: held in 4 if they are at most 4, else in 8."""
+    return Form(INT4 if bits <= 4 else INT8, FLOAT, group)
+
+
 def integer_format(
     codes: Tensor, scales: Tensor, zeros: Tensor | None, bits: int, groups: Tensor | None, dtype: torch.dtype
 ) -> QuantizedFormat:
-    """Return the weight scales * (codes - zeros), with codes of 4 bits if `bits` are at most 4, else of 8.
+    """Return the weight scales * (codes - zeros), in `integer_form`.
 
     codes: uint8 [out, in]; scales, zeros: [out, in / group]; zeros None: 2 ** (bits - 1); groups: the group of each
     input if groups are not contiguous. Raises ValueError for groups of different sizes.
@@ -32,16 +38,17 @@ def integer_format(
     order = None if groups is None else input_order(groups, scales.shape[-1])
     if order is not None:
         codes = codes.index_select(-1, order)
-    held = 4 if bits <= 4 else 8
+    form = integer_form(bits, codes.shape[-1] // scales.shape[-1])
+    held = form.codes.bits
     minima = None
     if zeros is not None and not (zeros == 1 << bits - 1).all():
         scales = scales.float()
         minima = -scales * zeros
     elif held != bits:
         codes = codes + ((1 << held - 1) - (1 << bits - 1))
-    format = IntegerFormat(
-        packed_codes(codes) if held == 4 else codes, scales.contiguous(), minima, None, held, dtype
-    )
+    if held == 4:
+        codes = packed_codes(codes)
+    format = GroupedFormat(form, codes, scales.contiguous(), dtype, minima=minima)
     return format if order is None else ReorderedFormat(format, order)
 
 

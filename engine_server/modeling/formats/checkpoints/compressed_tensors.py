@@ -14,11 +14,10 @@ import torch
 
 from engine_server.contract.base.quoting import quote
 from engine_server.model_sources.settings_tables import SCHEME, UNUSED_ARGUMENTS, WEIGHTS
-from engine_server.modeling.formats.checkpoints.codes import WORD, integer_format, unpacked
+from engine_server.modeling.formats.checkpoints.codes import WORD, integer_form, integer_format, unpacked
 from engine_server.modeling.formats.checkpoints.float8 import UNUSED, float8_weights
 from engine_server.modeling.formats.checkpoints.scheme import Scheme, check_group, taken
 from engine_server.modeling.formats.checkpoints.stored import FLOATS, StoredTensor, StoredWeight
-from engine_server.modeling.formats.integer import IntegerFormat
 from engine_server.modeling.formats.quantized import QuantizedFormat
 
 # The locations of transforms that are applied to weights before they are stored.
@@ -103,7 +102,8 @@ class CompressedTensors(Scheme):
             groups.check(["I32", "I64"], (inputs,))
         used = [part for part in (codes, scales, zeros, groups) if part is not None]
         build = partial(_build_packed, codes, scales, zeros, groups, bits, inputs)
-        return {"weight": StoredWeight((outputs, inputs), used, IntegerFormat, build)}
+        form = integer_form(bits, inputs // scales.shape[1])
+        return {"weight": StoredWeight((outputs, inputs), used, form, build)}
 
     def _int8(self, parts: dict[str, StoredTensor]) -> dict[str, StoredWeight]:
         codes = parts.pop("weight")
@@ -111,13 +111,15 @@ class CompressedTensors(Scheme):
         zeros = parts.pop("weight_zero_point", None)
         codes.check_dimensions(2)
         outputs, inputs = codes.shape
+        groups = 1
         if scales.shape not in ((), (1,)):
             check_scales(scales, outputs, inputs)
+            groups = scales.shape[1]
         if zeros is not None:
             zeros.check(["I8"], scales.shape)
         used = [part for part in (codes, scales, zeros) if part is not None]
         build = partial(_build_int8, codes, scales, zeros)
-        return {"weight": StoredWeight((outputs, inputs), used, IntegerFormat, build)}
+        return {"weight": StoredWeight((outputs, inputs), used, integer_form(8, inputs // groups), build)}
 
 
 def check_group_settings(group: Mapping[str, Any], place: str, form: str | None) -> None:

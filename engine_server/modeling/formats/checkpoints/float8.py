@@ -12,7 +12,8 @@ import torch
 
 from engine_server.modeling.formats.checkpoints.scheme import Scheme
 from engine_server.modeling.formats.checkpoints.stored import FLOATS, StoredTensor, StoredWeight
-from engine_server.modeling.formats.float8 import Float8Format
+from engine_server.modeling.formats.codecs import E4M3, FLOAT
+from engine_server.modeling.formats.grouped import Form, GroupedFormat
 from engine_server.modeling.formats.quantized import QuantizedFormat
 
 SCALES = ("weight_scale_inv", "weight_scale")
@@ -54,18 +55,18 @@ def float8_weights(parts: dict[str, StoredTensor], block: list[int] | None) -> d
         raise ValueError(
             f"{scales.name} is {scales.dtype} {list(scales.shape)}; expected is a float of {expected}"
         )
-    build = partial(_build, weight, scales, block)
-    return {"weight": StoredWeight(weight.shape, (weight, scales), Float8Format, build)}
+    form = Form(E4M3, FLOAT, inputs if block is None else block[1])
+    build = partial(_build, weight, scales, form, None if block is None else block[0])
+    return {"weight": StoredWeight(weight.shape, (weight, scales), form, build)}
 
 
 def _build(
-    weight: StoredTensor, scales: StoredTensor, block: list[int] | None, dtype: torch.dtype
+    weight: StoredTensor, scales: StoredTensor, form: Form, rows: int | None, dtype: torch.dtype
 ) -> QuantizedFormat:
-    outputs, inputs = weight.shape
-    factors = scales.finite()
-    if block is None:
-        return Float8Format(
-            weight.read(), factors.view(-1, 1).expand(outputs, 1).contiguous(), None, inputs, dtype
-        )
-    factors = factors.repeat_interleave(block[0], 0)[:outputs]
-    return Float8Format(weight.read(), factors, None, block[1], dtype)
+    """rows: outputs that share scales; None: all do, or none."""
+    outputs, factors = weight.shape[0], scales.finite()
+    if rows is None:
+        factors = factors.view(-1, 1).expand(outputs, 1).contiguous()
+    else:
+        factors = factors.repeat_interleave(rows, 0)[:outputs]
+    return GroupedFormat(form, weight.read().view(torch.uint8), factors, dtype)

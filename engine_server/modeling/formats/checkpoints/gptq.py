@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from engine_server.modeling.formats.checkpoints.codes import WORD, integer_format, unpacked
+from engine_server.modeling.formats.checkpoints.codes import WORD, integer_form, integer_format, unpacked
 from engine_server.modeling.formats.checkpoints.scheme import Scheme, check_group, taken
 from engine_server.modeling.formats.checkpoints.stored import FLOATS, StoredTensor, StoredWeight
-from engine_server.modeling.formats.integer import IntegerFormat
 from engine_server.modeling.formats.quantized import QuantizedFormat
 
 BITS = (2, 3, 4, 8)
@@ -53,7 +52,8 @@ class Gptq(Scheme):
             groups.check(["I32", "I64"], (inputs,))
         used = [part for part in (codes, zeros, scales, groups) if part is not None]
         build = partial(self._build, codes, zeros, scales, groups)
-        return {"weight": StoredWeight((outputs, inputs), used, IntegerFormat, build)}
+        form = integer_form(self.bits, inputs // scales.shape[0])
+        return {"weight": StoredWeight((outputs, inputs), used, form, build)}
 
     def _build(
         self,

@@ -12,10 +12,12 @@ import torch
 
 from engine_server.modeling.formats.checkpoints.scheme import Scheme, taken
 from engine_server.modeling.formats.checkpoints.stored import StoredTensor, StoredWeight
-from engine_server.modeling.formats.float4 import Float4Format
+from engine_server.modeling.formats.codecs import E2M1, E8M0
+from engine_server.modeling.formats.grouped import Form, GroupedFormat
 from engine_server.modeling.formats.stacked import StackedFormat
 
 BLOCK = 32
+FORM = Form(E2M1, E8M0, BLOCK)
 NAN = 255
 
 
@@ -36,7 +38,7 @@ class Mxfp4(Scheme):
             blocks.check(["U8"], (experts, outputs, groups, BLOCK // 2))
             scales.check(["U8"], (experts, outputs, groups))
             shape = (experts, groups * BLOCK, outputs)
-            found[base] = StoredWeight(shape, (blocks, scales), Float4Format, partial(_build, blocks, scales))
+            found[base] = StoredWeight(shape, (blocks, scales), FORM, partial(_build, blocks, scales))
         return found
 
 
@@ -44,5 +46,5 @@ def _build(blocks: StoredTensor, scales: StoredTensor, dtype: torch.dtype) -> St
     codes, exponents = blocks.read().flatten(2), scales.read()
     if (exponents == NAN).any():
         raise ValueError(f"{scales.name} contains NaN")
-    experts = [Float4Format(own, powers, None, dtype) for own, powers in zip(codes, exponents, strict=True)]
+    experts = [GroupedFormat(FORM, own, powers, dtype) for own, powers in zip(codes, exponents, strict=True)]
     return StackedFormat(experts, transposed=True)

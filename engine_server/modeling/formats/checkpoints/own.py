@@ -1,4 +1,4 @@
-"""The form into which model_sources/gguf converts GGUF files: a tensor for each attribute of `IntegerFormat`.
+"""The form into which model_sources/gguf converts GGUF files: a tensor for each of integers' `GroupedFormat`.
 
 Of stacked experts these tensors are stacked too.
 """
@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from engine_server.model_sources.gguf.conversion import METHOD, VERSION
+from engine_server.modeling.formats.checkpoints.codes import integer_form
 from engine_server.modeling.formats.checkpoints.scheme import Scheme, taken
 from engine_server.modeling.formats.checkpoints.stored import FLOATS, StoredTensor, StoredWeight
-from engine_server.modeling.formats.integer import IntegerFormat
+from engine_server.modeling.formats.grouped import Form, GroupedFormat
 from engine_server.modeling.formats.quantized import QuantizedFormat
 from engine_server.modeling.formats.stacked import StackedFormat
 
@@ -48,22 +49,21 @@ def _weight(
     if minima is not None:
         minima.check(FLOATS, scales.shape)
     used = [part for part in (codes, scales, minima) if part is not None]
-    build = partial(_build, codes, scales, minima, bits)
-    return StoredWeight((*outputs, inputs), used, IntegerFormat, build)
+    form = integer_form(bits, inputs // scales.shape[-1])
+    build = partial(_build, codes, scales, minima, form)
+    return StoredWeight((*outputs, inputs), used, form, build)
 
 
 def _build(
-    codes: StoredTensor, scales: StoredTensor, minima: StoredTensor | None, bits: int, dtype: torch.dtype
+    codes: StoredTensor, scales: StoredTensor, minima: StoredTensor | None, form: Form, dtype: torch.dtype
 ) -> QuantizedFormat:
     for part in (scales, minima):
         if part is not None:
             part.finite()
     whole, factors, lowest = codes.read(), scales.read(), None if minima is None else minima.read()
     if whole.ndim == 2:
-        return IntegerFormat(whole, factors, lowest, None, bits, dtype)
+        return GroupedFormat(form, whole, factors, dtype, minima=lowest)
+    stack = zip(whole, factors, [None] * len(whole) if lowest is None else lowest, strict=True)
     return StackedFormat(
-        [
-            IntegerFormat(own, factors[number], None if lowest is None else lowest[number], None, bits, dtype)
-            for number, own in enumerate(whole)
-        ]
+        [GroupedFormat(form, own, scale, dtype, minima=least) for own, scale, least in stack]
     )

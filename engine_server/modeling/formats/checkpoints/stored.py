@@ -1,6 +1,6 @@
 """The tensors of safetensors files, which are read when they are needed, and checks of them."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from engine_server.model_sources.folder import open_weights, weight_files
 from engine_server.modeling.formats.finite import all_finite
+from engine_server.modeling.formats.grouped import Form
 from engine_server.modeling.formats.quantized import QuantizedFormat
 from engine_server.modeling.formats.quantized_tensor import QuantizedTensor
 
@@ -57,13 +58,13 @@ class StoredWeight:
         self,
         shape: Sequence[int],
         parts: Iterable[StoredTensor],
-        form: type[QuantizedFormat],
+        form: Form,
         build: Callable[[torch.dtype], QuantizedFormat],
     ) -> None:
         """Describe a weight.
 
-        form: its format, that of each expert of a stack, or that which reorders its inputs. build: reads `parts` and
-        returns the weight, given the dtype in which it is computed.
+        form: its own, or that of each expert of a stack. build: reads `parts` and returns the weight, given the dtype
+        in which it is computed.
         """
         self.shape, self.parts, self.form, self._build = tuple(shape), list(parts), form, build
         self.dtype = torch.float32
@@ -73,6 +74,10 @@ class StoredWeight:
     def __getitem__(self, index: Any) -> Tensor:
         weight = self._build(self.dtype)
         return weight.dense() if self.dense else QuantizedTensor(weight, torch.device("cpu"))
+
+
+# Those of a quantised checkpoint, by name.
+Weights = Mapping[str, StoredTensor | StoredWeight]
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
