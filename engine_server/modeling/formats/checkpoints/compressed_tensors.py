@@ -1,9 +1,10 @@
-"""compressed-tensors, as LLM Compressor stores integer weights of 4 and 8 bits and float8 weights.
+"""compressed-tensors, as LLM Compressor stores integer weights of 4 and 8 bits, float8 and float4 weights.
 
 pack-quantized: weight_packed: int32 [out, in * bits / 32], weight_scale: [out, groups], weight_zero_point: int32
 [out * bits / 32, groups] if not symmetric, weight_shape: int64 [out, in], weight_g_idx: int32 [in] if groups are not
 contiguous; codes and zero points are stored plus 2 ** (bits - 1). int-quantized and float-quantized: weight in int8 or
-float8, weight_scale: per tensor, output, group or block.
+float8, weight_scale: per tensor, output, group or block. nvfp4-pack-quantized: weight_packed, weight_scale,
+weight_global_scale, see nvfp4.py.
 """
 
 from collections.abc import Mapping
@@ -16,13 +17,19 @@ from engine_server.contract.base.quoting import quote
 from engine_server.model_sources.settings_tables import SCHEME, UNUSED_ARGUMENTS, WEIGHTS
 from engine_server.modeling.formats.checkpoints.codes import WORD, integer_form, integer_format, unpacked
 from engine_server.modeling.formats.checkpoints.float8 import UNUSED, float8_weights
+from engine_server.modeling.formats.checkpoints.nvfp4 import nvfp4_weight
 from engine_server.modeling.formats.checkpoints.scheme import Scheme, check_group, taken
 from engine_server.modeling.formats.checkpoints.stored import FLOATS, StoredTensor, StoredWeight
 from engine_server.modeling.formats.quantized import QuantizedFormat
 
 # The locations of transforms that are applied to weights before they are stored.
 WEIGHT_TRANSFORMS = "weight_input", "weight_output"
-FORMS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision", "dense")
+FORMS = (
+    "pack-quantized", "int-quantized", "float-quantized", "nvfp4-pack-quantized", "naive-quantized", "mixed-precision",
+    "dense",
+)  # fmt: skip
+# The types of numbers whose codes are packed, by form.
+PACKED = {"pack-quantized": "int", "nvfp4-pack-quantized": "float"}
 
 
 class CompressedTensors(Scheme):
@@ -65,7 +72,10 @@ class CompressedTensors(Scheme):
     def weights(self, parts: dict[str, StoredTensor]) -> dict[str, StoredWeight]:
         for name in UNUSED:
             parts.pop(name, None)
-        if "weight_packed" in parts:
+        packed = parts.get("weight_packed")
+        if packed is not None and packed.dtype == "U8":
+            return self._float4(parts)
+        if packed is not None:
             return self._packed(parts)
         weight = parts.get("weight")
         if weight is not None and weight.dtype == "I8":
@@ -105,6 +115,13 @@ class CompressedTensors(Scheme):
         form = integer_form(bits, inputs // scales.shape[1])
         return {"weight": StoredWeight((outputs, inputs), used, form, build)}
 
+    def _float4(self, parts: dict[str, StoredTensor]) -> dict[str, StoredWeight]:
+        codes = parts.pop("weight_packed")
+        if self.symmetric is False:
+            raise ValueError(f"{codes.name} is packed float4; its config says it is not symmetric")
+        scales, divisor = (taken(parts, name, codes.name) for name in ("weight_scale", "weight_global_scale"))
+        return {"weight": nvfp4_weight(codes, scales, divisor, torch.reciprocal)}
+
     def _int8(self, parts: dict[str, StoredTensor]) -> dict[str, StoredWeight]:
         codes = parts.pop("weight")
         scales = taken(parts, "weight_scale", codes.name)
@@ -130,8 +147,9 @@ def check_group_settings(group: Mapping[str, Any], place: str, form: str | None)
     SCHEME.check(group, place)
     weights = group.get("weights") or {}
     WEIGHTS.check(weights, f"{place}.weights")
-    if form == "pack-quantized" and weights.get("type", "int") != "int":
-        raise ValueError(f"{place}.weights has type {quote(weights['type'])}; packed codes are int")
+    kind = weights.get("type", "int")
+    if form in PACKED and weights and kind != PACKED[form]:
+        raise ValueError(f"{place}.weights has type {quote(kind)}; codes in {form} are {PACKED[form]}")
     for name in ("input_activations", "output_activations"):
         UNUSED_ARGUMENTS.check(group.get(name) or {}, f"{place}.{name}")
 

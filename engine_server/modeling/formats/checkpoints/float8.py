@@ -18,7 +18,7 @@ from engine_server.modeling.formats.quantized import QuantizedFormat
 
 SCALES = ("weight_scale_inv", "weight_scale")
 # Scales of activations, which are computed here instead.
-UNUSED = ("input_scale", "input_scale_ub", "activation_scale")
+UNUSED = ("input_scale", "input_scale_ub", "input_global_scale", "activation_scale")
 
 
 class Float8(Scheme):
