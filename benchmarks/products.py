@@ -13,11 +13,12 @@ import time
 import torch
 
 from benchmarks.multiply_limits import limits
-from engine_server.modeling.formats.codecs import FLOAT, INT4, INT8
+from engine_server.modeling.formats.codecs import E2M1, E4M3, E8M0, FLOAT, INT4, INT8
 from engine_server.modeling.formats.dense import DenseFormat
 from engine_server.modeling.formats.grouped import Form, GroupedFormat
 from engine_server.modeling.formats.native_floating import NativeFloatingFormat
 from engine_server.modeling.formats.native_integer import NativeIntegerFormat
+from engine_server.modeling.formats.native_minifloat import NativeMinifloatFormat
 from engine_server.modeling.formats.packed import pack
 from engine_server.modeling.formats.weight_format import WeightFormat
 from engine_server.modeling.native.levels import instruction_level
@@ -49,6 +50,13 @@ def formats(inputs: int, outputs: int) -> dict[str, WeightFormat]:
         form = Form(INT4 if bits == 4 else INT8, FLOAT, group)
         integers = GroupedFormat(form, codes, scales, torch.bfloat16, minima=minima if with_minima else None)
         found[name] = NativeIntegerFormat(integers)
+    codes = torch.randint(0, 256, (outputs, inputs // 2), dtype=torch.uint8)
+    for name, form in (("MXFP4", Form(E2M1, E8M0, 32)), ("NVFP4", Form(E2M1, E4M3, 16))):
+        scales = torch.randint(100, 126, (outputs, inputs // form.group), dtype=torch.uint8)
+        factors = torch.rand(outputs, 1) if form.scales is E4M3 else None
+        found[name] = NativeMinifloatFormat(
+            GroupedFormat(form, codes, scales, torch.bfloat16, factors=factors)
+        )
     return found
 
 

@@ -38,8 +38,20 @@ def float4(inputs: int, outputs: int, group: int, dtype: torch.dtype) -> Grouped
     return GroupedFormat(Form(E2M1, E8M0, group), codes, exponents, dtype, bias=bias)
 
 
-MAKERS = {"float8": float8, "float4": float4}
-CASES = [("float8", *shape) for shape in FLOAT8_SHAPES] + [("float4", *shape) for shape in FLOAT4_SHAPES]
+def float4_with_float8(inputs: int, outputs: int, group: int, dtype: torch.dtype) -> GroupedFormat:
+    """Return weights with scales of every number of E4M3, and factors that differ by a thousand."""
+    generator = torch.Generator().manual_seed(inputs + outputs)
+    codes = torch.randint(0, 256, (outputs, inputs // 2), dtype=torch.uint8, generator=generator)
+    scales = torch.randint(0, 256, (outputs, inputs // group), dtype=torch.uint8, generator=generator)
+    scales[scales & NAN == NAN] = 1
+    factors = 10 ** (3 * torch.rand(outputs, 1, generator=generator) - 5)
+    bias = torch.randn(outputs, generator=generator)
+    return GroupedFormat(Form(E2M1, E4M3, group), codes, scales, dtype, factors=factors, bias=bias)
+
+
+MAKERS = {"float8": float8, "float4": float4, "float4 with float8": float4_with_float8}
+CASES = [("float8", *shape) for shape in FLOAT8_SHAPES]
+CASES += [(kind, *shape) for kind in ("float4", "float4 with float8") for shape in FLOAT4_SHAPES]
 by_kind = pytest.mark.parametrize("kind", MAKERS)
 by_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
@@ -76,7 +88,7 @@ def test_weights_are_multiplied_exactly(kind: str) -> None:
         every[every & NAN == NAN] = 0
         codes = every[:, None].expand(256, 64).contiguous()
         format = GroupedFormat(format.form, codes, format.scales, torch.float32)
-    else:
+    elif format.form.scales is E8M0:
         format.scales[0], format.scales[1] = 0, 254
     assert torch.equal(native(format).apply(torch.eye(64)).T, format.dense())
 
@@ -118,17 +130,18 @@ def test_product_reads_strided_values_and_writes_its_rows_alone(kind: str, dtype
     library.kernels().multiply_minifloat(
         dtype == torch.bfloat16, output[1].data_ptr(), rows.data_ptr(), rows.stride(0), product.codes.data_ptr(),
         product.scales.data_ptr(), product.bias.data_ptr(), 5, 96, 33, 32, product.bits,
+        library.address(product.factors),
     )  # fmt: skip
     assert torch.equal(output[1:6], product.apply(values))
     assert torch.equal(product.apply(rows), product.apply(values))
     assert output[[0, 6]].isnan().all()
 
 
-@pytest.mark.parametrize(("kind", "bits"), [("float8", 8), ("float4", 4)])
+@pytest.mark.parametrize(("kind", "bits"), [("float8", 8), ("float4", 4), ("float4 with float8", 4)])
 def test_memory_is_that_of_codes_and_scales(kind: str, bits: int) -> None:
     product = native(MAKERS[kind](576, 320, 32, torch.bfloat16).with_bias(None))
     scale_bits = 32 if kind == "float8" else 8
-    held = sum(tensor.nbytes for tensor in product.parameters().values())
+    held = sum(tensor.nbytes for name, tensor in product.parameters().items() if name != "factors")
     assert held == 320 * 576 * (bits + scale_bits / 32) / 8
 
 

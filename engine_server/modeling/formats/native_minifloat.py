@@ -32,6 +32,9 @@ class NativeMinifloatFormat(WeightFormat):
         codes = format.codes if self.bits == 8 else format.codes.contiguous().view(torch.int32)
         scales = format.scales.float() if format.form.scales is FLOAT else format.scales
         self.codes, self.scales = interleaved(codes), interleaved(scales)
+        self.factors = None
+        if format.factors is not None:
+            self.factors = as_parameter(with_whole_blocks(format.factors).flatten())
         self.bias = None if format.bias is None else as_parameter(format.bias.float())
 
     @property
@@ -39,7 +42,7 @@ class NativeMinifloatFormat(WeightFormat):
         return True
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        held = {"weight": self.codes, "scales": self.scales, "bias": self.bias}
+        held = {"weight": self.codes, "scales": self.scales, "factors": self.factors, "bias": self.bias}
         return {name: tensor for name, tensor in held.items() if tensor is not None}
 
     def apply(self, values: Tensor) -> Tensor:
@@ -48,7 +51,7 @@ class NativeMinifloatFormat(WeightFormat):
         kernels().multiply_minifloat(
             values.dtype == torch.bfloat16, output.data_ptr(), rows.data_ptr(), rows.stride(0), self.codes.data_ptr(),
             self.scales.data_ptr(), address(self.bias), rows.shape[0], self.in_features, self.out_features, self.group,
-            self.bits,
+            self.bits, address(self.factors),
         )  # fmt: skip
         return output
 
@@ -66,4 +69,5 @@ def interleaved(rows: Tensor) -> nn.Parameter:
 PRODUCTS = {
     (E4M3, FLOAT): Product(without_nan, dtypes=DTYPES),
     (E2M1, E8M0): Product(NativeMinifloatFormat, INPUTS, DTYPES),
+    (E2M1, E4M3): Product(NativeMinifloatFormat, INPUTS, DTYPES),
 }

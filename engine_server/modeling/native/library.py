@@ -39,7 +39,7 @@ SIGNATURES = {
     "run_program": [POINTER, LONG, *[POINTER] * 2, LONG],
     "rotate": [INT, *[POINTER] * 2, *[LONG] * 2, *[POINTER] * 2, *[LONG] * 3],
     "multiply_integer": [INT, *[POINTER] * 2, LONG, *[POINTER] * 4, *[LONG] * 3, *[INT] * 2, FLOAT],
-    "multiply_minifloat": [INT, *[POINTER] * 2, LONG, *[POINTER] * 3, *[LONG] * 4, INT],
+    "multiply_minifloat": [INT, *[POINTER] * 2, LONG, *[POINTER] * 3, *[LONG] * 4, INT, POINTER],
     "multiply_floating": [INT, *[POINTER] * 2, LONG, *[POINTER] * 2, *[LONG] * 3],
     "gather_floating": [INT, *[POINTER] * 3, *[LONG] * 2],
     "add_low_rank": [INT, POINTER, LONG, POINTER, LONG, *[POINTER] * 4, *[LONG] * 4],

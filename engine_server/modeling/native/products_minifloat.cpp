@@ -12,6 +12,9 @@ constexpr int AHEAD = 2048;  // bytes from a load to its prefetch
 
 typedef uint8_t any_bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
 
+// Scales: floats of weights of 8 bits; of weights of 4 bits the biased exponents of powers of two, or E4M3.
+enum class Scales { FLOATS, POWERS, FLOAT8 };
+
 // Successive inputs of one output that are stored together: one code of 8 bits, or a word of eight codes.
 template <int BITS>
 constexpr int INPUTS = BITS == 8 ? 1 : 8;
@@ -22,23 +25,13 @@ constexpr int STEP = INPUTS<BITS> * BITS / 8;
 
 struct Weight {
     const uint8_t* codes;  // [blocks, in / INPUTS, BLOCK, STEP]
-    const void* scales;    // [blocks, groups, BLOCK]: floats, or for weights of 4 bits the biased exponents of powers of two
+    const void* scales;    // [blocks, groups, BLOCK]
+    const float* factors;  // [blocks, BLOCK], by which scales in E4M3 are multiplied; of others null
     const float* bias;     // [out], or null
     int64_t in, out, group;
 
     int64_t groups() const { return (in + group - 1) / group; }
 };
-
-// The scales of LANES outputs from `place` on, times the unit in which `expanded` returns weights.
-template <int BITS>
-inline floats load_scales(const void* scales, int64_t place) {
-    if constexpr (BITS == 8) {
-        return load((const float*)scales + place) * 256.0f;
-    } else {
-        const words exponents = __builtin_convertvector(*(const any_bytes*)((const uint8_t*)scales + place), words);
-        return (floats)(exponents ? exponents << 23 : words{} + (1 << 22));  // 2^-127 is denormal
-    }
-}
 
 // Input number `input` of those that are stored together, of LANES outputs.
 template <int BITS>
@@ -65,8 +58,21 @@ inline floats expanded(const uint8_t* codes, int input) {
     }
 }
 
+// The scales of LANES outputs from `place` on, times the unit in which `expanded` returns weights; in E4M3 over 256.
+template <Scales SCALES>
+inline floats load_scales(const void* scales, int64_t place) {
+    if constexpr (SCALES == Scales::FLOATS) {
+        return load((const float*)scales + place) * 256.0f;
+    } else if constexpr (SCALES == Scales::POWERS) {
+        const words exponents = __builtin_convertvector(*(const any_bytes*)((const uint8_t*)scales + place), words);
+        return (floats)(exponents ? exponents << 23 : words{} + (1 << 22));  // 2^-127 is denormal
+    } else {
+        return expanded<8>((const uint8_t*)scales + place, 0);
+    }
+}
+
 // ROWS rows from `row` on times WIDTH outputs from `output` on.
-template <int BITS, int ROWS, typename T>
+template <int BITS, Scales SCALES, int ROWS, typename T>
 void multiply_tile(T* out, const float* values, const Weight& weight, int64_t row, int64_t output) {
     const int64_t block = output / BLOCK, lane = output % BLOCK, groups = weight.groups();
     const uint8_t* codes = weight.codes + block * BLOCK * weight.in * BITS / 8 + lane * STEP<BITS>;
@@ -88,8 +94,14 @@ void multiply_tile(T* out, const float* values, const Weight& weight, int64_t ro
             }
         }
         for (int v = 0; v < VECTORS; v++) {
-            const floats scales = load_scales<BITS>(weight.scales, (block * groups + g) * BLOCK + lane + v * LANES);
+            const floats scales = load_scales<SCALES>(weight.scales, (block * groups + g) * BLOCK + lane + v * LANES);
             for (int r = 0; r < ROWS; r++) results[r][v] = fused(totals[r][v], scales, results[r][v]);
+        }
+    }
+    if constexpr (SCALES == Scales::FLOAT8) {
+        for (int v = 0; v < VECTORS; v++) {
+            const floats factors = load(weight.factors + output + v * LANES) * 256.0f;
+            for (int r = 0; r < ROWS; r++) results[r][v] *= factors;
         }
     }
     for (int r = 0; r < ROWS; r++)
@@ -97,7 +109,7 @@ void multiply_tile(T* out, const float* values, const Weight& weight, int64_t ro
             store_results(out + (row + r) * weight.out, results[r][v], weight.bias, output + v * LANES, weight.out);
 }
 
-template <int BITS, typename T>
+template <int BITS, Scales SCALES, typename T>
 void multiply(T* out, const T* values, int64_t stride, int64_t rows, const Weight& weight) {
     const float* wide = widened(values, stride, rows, weight.in);
     const bool worth_threads = rows * weight.in * weight.out > WORTH_A_THREAD;
@@ -105,7 +117,7 @@ void multiply(T* out, const T* values, int64_t stride, int64_t rows, const Weigh
         const int64_t count = std::min<int64_t>(ROWS_IN_CACHE, rows - first);
         for_outputs_in_parallel(weight.out, BLOCK, WIDTH, worth_threads, [&](int64_t output) {
             for_row_tiles<TILE>(count, [&]<int ROWS>(int64_t row, std::integral_constant<int, ROWS>) {
-                multiply_tile<BITS, ROWS>(out, wide, weight, first + row, output);
+                multiply_tile<BITS, SCALES, ROWS>(out, wide, weight, first + row, output);
             });
         });
     }
@@ -116,10 +128,13 @@ void multiply(T* out, const T* values, int64_t stride, int64_t rows, const Weigh
 // See NativeMinifloatFormat: x [rows, in], with a stride in elements, to out [rows, out], of one type: bfloat16, or float.
 extern "C" void multiply_minifloat(int is_bfloat16, void* out, const void* x, int64_t x_stride, const uint8_t* codes,
                                    const void* scales, const float* bias, int64_t rows, int64_t in, int64_t outputs,
-                                   int64_t group, int bits) {
-    const Weight weight{codes, scales, bias, in, outputs, group};
+                                   int64_t group, int bits, const float* factors) {
+    const Weight weight{codes, scales, factors, bias, in, outputs, group};
     auto run = [&]<typename T>(T) {
-        (bits == 4 ? multiply<4, T> : multiply<8, T>)((T*)out, (const T*)x, x_stride, rows, weight);
+        const auto multiplied = bits == 8 ? multiply<8, Scales::FLOATS, T>
+                                : factors ? multiply<4, Scales::FLOAT8, T>
+                                          : multiply<4, Scales::POWERS, T>;
+        multiplied((T*)out, (const T*)x, x_stride, rows, weight);
     };
     is_bfloat16 ? run(bfloat16{}) : run(float{});
 }
