@@ -60,6 +60,10 @@ TENSORS: dict[str, dict[str, Tensor]] = {
     "mxfp4": {
         "weight_blocks": words(2, 32, 2, 16).to(torch.uint8), "weight_scales": words(2, 32, 2).to(torch.uint8) // 2
     },
+    "modelopt": {
+        "weight": words(32, 32).to(torch.uint8), "weight_scale": scales(32, 4).to(torch.float8_e4m3fn),
+        "weight_scale_2": torch.ones(()),
+    },
     "compressed-tensors": {
         "weight_packed": words(32, 8), "weight_scale": scales(32, 4), "weight_shape": torch.tensor([32, 64])
     },
@@ -71,6 +75,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fp8": {"weight_block_size": [16, 16]},
     "fbgemm_fp8": {},
     "mxfp4": {},
+    "modelopt": {"quant_algo": "NVFP4", "group_size": 16},
     "compressed-tensors": {"format": "pack-quantized", "config_groups": {"group": GROUP}},
 }
 
@@ -82,7 +87,7 @@ def read_weight(folder: Path, method: str, settings: dict[str, Any]) -> Any:
         {f"layer.{name}": tensor for name, tensor in TENSORS[method].items()}, folder / "model.safetensors"
     )
     try:
-        checkpoint = QuantizedCheckpoint(folder, settings)
+        checkpoint = QuantizedCheckpoint(folder, settings, f"quantization_config in {folder}/config.json")
         checkpoint.state(torch.float32, dense=True)
         return checkpoint.tensors["layer.weight"][...].tolist()
     except ValueError as error:
@@ -121,7 +126,7 @@ def in_blocks(folder: Path, value: Any) -> Any:
     named = {"layer.weight": tensors["weight"], "layer.weight_scale": tensors["weight_scale_inv"]}
     save_file(named, folder / "model.safetensors")
     try:
-        return len(QuantizedCheckpoint(folder, settings).weights)
+        return len(QuantizedCheckpoint(folder, settings, "config.json").weights)
     except ValueError as error:
         return str(error)
 
@@ -251,6 +256,9 @@ READ: dict[str, dict[str, Change]] = {
     tables.FP8.name: of_method("fp8", quant_method=("fp8", "awq"), weight_block_size=([16, 16], [16, 32])),
     tables.FBGEMM.name: of_method("fbgemm_fp8", quant_method=("fbgemm_fp8", "awq")),
     tables.MXFP4.name: of_method("mxfp4", quant_method=("mxfp4", "awq")),
+    tables.MODELOPT.name: of_method(
+        "modelopt", quant_method=("modelopt", "awq"), quant_algo=("NVFP4", "FP8"), group_size=(16, 32)
+    ),
     tables.COMPRESSED_TENSORS.name: of_method(
         "compressed-tensors", quant_method=("compressed-tensors", "gptq"),
         format=("pack-quantized", "marlin-24"), config_groups=({"g": GROUP}, {"g": {"targets": []}}),

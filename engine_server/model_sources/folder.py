@@ -41,7 +41,7 @@ def check(folder: Path, uri: str, weights: bool = True) -> Path:
     if not (folder / CONFIG).is_file():
         raise UnusableModelError(f"{uri}: {no_model(str(folder), _listing(folder))}")
     try:
-        _json_object(folder / CONFIG)
+        json_object(folder / CONFIG)
         missing = [name for name in _weights(folder) if weights and not (folder / name).is_file()]
     except ValueError as error:
         raise UnusableModelError(f"{uri}: the JSON in {folder} cannot be read: {error}") from error
@@ -50,7 +50,7 @@ def check(folder: Path, uri: str, weights: bool = True) -> Path:
     return folder
 
 
-def _json_object(path: Path) -> dict[str, Any]:
+def json_object(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file. Raises ValueError, which names the file."""
     try:
         content = json.loads(path.read_bytes())
@@ -63,7 +63,7 @@ def _json_object(path: Path) -> dict[str, Any]:
 
 def _weights(folder: Path) -> list[str]:
     if (folder / INDEX).is_file():
-        places = _json_object(folder / INDEX).get("weight_map")
+        places = json_object(folder / INDEX).get("weight_map")
         names = list(places.values()) if isinstance(places, dict) else []
         if not names or not all(isinstance(name, str) and is_inside(name) for name in names):
             raise ValueError(f"{INDEX} has no weight_map of names of files beside it")

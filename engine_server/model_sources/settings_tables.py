@@ -58,7 +58,7 @@ _MAKING = harmless(
     "module_name_preceding_first_block", "sym",
 )  # fmt: skip
 GPTQ = Format(
-    "quantization_config, gptq",
+    "quantization_config, gptq; quantize_config.json",
     "transformers' GPTQConfig",
     read(METHOD, "quant_method")
     | read("the form of the codes", "bits", "group_size", "format")
@@ -66,6 +66,7 @@ GPTQ = Format(
     | _MAKING,
     read("as format, which it precedes", "checkpoint_format")
     | refused("other bits in single modules", dynamic=None)
+    | refused("another form of the codes", is_marlin_format=False)
     | harmless(BY_TENSORS, "lm_head", "pack_dtype", "static_groups")
     | harmless(PROCESS, "mse", "model_file_base_name", "model_name_or_path"),
 )
@@ -106,12 +107,25 @@ MXFP4 = Format(
     | harmless(BY_TENSORS, "modules_to_not_convert")
     | harmless(SPEED, "dequantize"),
 )
+_CACHE = "`--kv-cache-dtype` chooses the KV cache's"
+MODELOPT = Format(
+    "quantization_config, modelopt; hf_quant_config.json",
+    "ModelOpt",
+    read(METHOD, "quant_method")
+    | read("the form of the codes", "quant_algo", "group_size")
+    | harmless(BY_TENSORS, "config_groups", "exclude_modules", "ignore", "quantized_layers")
+    | harmless(_CACHE, "kv_cache_quant_algo", "kv_cache_scheme")
+    | harmless(NOTE, "producer")
+    | refused("another form of experts", moe_quant_algo=None)
+    | refused("codes with zero points", has_zero_point=False)
+    | refused("inputs of layers that are scaled", pre_quant_scale=False),
+)
 COMPRESSED_TENSORS = Format(
     "quantization_config, compressed-tensors",
     "compressed-tensors' QuantizationConfig",
     read(METHOD, "quant_method")
     | read("the form of the codes", "config_groups", "format")
-    | harmless("`--kv-cache-dtype` chooses the KV cache's", "kv_cache_scheme")
+    | harmless(_CACHE, "kv_cache_scheme")
     | harmless(BY_TENSORS, "ignore", "quantization_status")
     | harmless(NOTE, "global_compression_ratio")
     | refused("other experts", moe_sparsity_config=None),

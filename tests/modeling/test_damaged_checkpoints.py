@@ -182,10 +182,25 @@ def own() -> dict[str, Tensor]:
     }  # fmt: skip
 
 
+def nvfp4() -> dict[str, Tensor]:
+    return {
+        "weight_packed": torch.randint(0, 256, (OUTPUTS, INPUTS // 2), dtype=torch.uint8),
+        "weight_scale": torch.rand(OUTPUTS, INPUTS // 16).to(torch.float8_e4m3fn),
+        "weight_global_scale": torch.rand(1) + 1,
+    }  # fmt: skip
+
+
+def modelopt() -> dict[str, Tensor]:
+    names = {"weight_packed": "weight", "weight_global_scale": "weight_scale_2"}
+    return {names.get(name, name): tensor for name, tensor in nvfp4().items()}
+
+
 FORMATS: dict[str, tuple[dict[str, Any], Callable[[], dict[str, Tensor]]]] = {
     "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": GROUP}, gptq),
     "awq": ({"quant_method": "awq", "bits": 4, "group_size": GROUP}, awq),
     "pack-quantized": (compressed("pack-quantized", 4), packed),
+    "nvfp4": (compressed("nvfp4-pack-quantized", 4, type="float", symmetric=True), nvfp4),
+    "modelopt": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, modelopt),
     "fp8": ({"quant_method": "fp8", "weight_block_size": [8, 8]}, float8),
     "mxfp4": ({"quant_method": "mxfp4"}, mxfp4),
     "integers": ({"quant_method": "integers", "version": 1}, own),
@@ -196,7 +211,7 @@ by_format = pytest.mark.parametrize("name", FORMATS)
 def read(folder: Path, settings: Any, tensors: dict[str, Tensor]) -> Tensor:
     """Return the dequantised weight of a checkpoint with one module."""
     save_file({f"{MODULE}.{name}": own.contiguous() for name, own in tensors.items()}, folder / WEIGHTS)
-    checkpoint = QuantizedCheckpoint(folder, settings)
+    checkpoint = QuantizedCheckpoint(folder, settings, "config.json")
     (weight,) = checkpoint.state(torch.float32, dense=True).values()
     found: Tensor = weight[...]
     assert found.shape == weight.shape

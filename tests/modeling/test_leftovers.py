@@ -74,7 +74,7 @@ def test_many_tensors_with_hostile_names_are_cut_and_cleaned(tiny_llama: Path, t
 
 
 @pytest.mark.parametrize("scales", [True, False])
-@pytest.mark.parametrize("file", ["hf_quant_config.json", None])
+@pytest.mark.parametrize("file", ["quant_config.json", None])
 def test_float8_codes_without_a_quantization_config_are_refused(
     tiny_llama: Path, tmp_path: Path, scales: bool, file: str | None
 ) -> None:
@@ -84,7 +84,7 @@ def test_float8_codes_without_a_quantization_config_are_refused(
         added[f"{PROJECTION}.weight_scale"] = torch.ones(1)
     with_tensors(tiny_llama, tmp_path, added)
     if file is not None:
-        (tmp_path / file).write_text('{"quantization": {"quant_algo": "FP8"}}')
+        (tmp_path / file).write_text('{"w_bit": 4}')
     message = rf"'{PROJECTION}.weight' is F8_E4M3, and its config doesn't say how codes are read"
     with pytest.raises(ValueError, match=message + (f"; {file} beside it" if file else "$")):
         engine_of(tmp_path)

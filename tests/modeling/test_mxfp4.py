@@ -116,7 +116,7 @@ def test_experts_take_a_nibble_for_each_weight_and_a_byte_for_each_block(folder:
 
 @needs_kernels
 def test_estimate_of_memory_knows_which_layouts_keep_experts(folder: Path) -> None:
-    checkpoint = QuantizedCheckpoint(folder, SETTINGS)
+    checkpoint = QuantizedCheckpoint(folder, SETTINGS, "config.json")
     sizes = [
         needed_bytes(folder, checkpoint.state(torch.float32, dense), torch.float32, layout, routed)
         for layout, dense, routed in (

@@ -112,7 +112,7 @@ def loaded(folder: Path, platform: CpuPlatform, **options: Any) -> Any:
 
 def test_weight_is_the_one_that_the_library_decompresses(tmp_path: Path) -> None:
     modules = write(tmp_path, llama())
-    weights = QuantizedCheckpoint(tmp_path, SETTINGS).state(torch.float32, dense=True)
+    weights = QuantizedCheckpoint(tmp_path, SETTINGS, "config.json").state(torch.float32, dense=True)
     for module, stored in modules.items():
         found = weights[f"{module}.weight"][...]
         torch.testing.assert_close(found.double(), by_formula(stored), rtol=1e-6, atol=0)
@@ -177,7 +177,7 @@ def test_experts_stored_one_by_one_stay_quantised(tmp_path: Path) -> None:
 
 def test_announced_size_is_the_size_in_memory(tmp_path: Path) -> None:
     modules = write(tmp_path, llama())
-    weights = QuantizedCheckpoint(tmp_path, SETTINGS).state(torch.float32, dense=False)
+    weights = QuantizedCheckpoint(tmp_path, SETTINGS, "config.json").state(torch.float32, dense=False)
     quantised = {name: weights[name] for name in [f"{module}.weight" for module in modules]}
     numbers = sum(2 * stored["weight_packed"].numel() for stored in modules.values())
     kept = held_bytes(quantised, torch.float32, as_loaded, True)
@@ -232,4 +232,4 @@ def test_weight_without_its_factor_is_refused(tmp_path: Path) -> None:
     del tensors["a.weight_global_scale"]
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=r"a\.weight_packed has no weight_global_scale beside it"):
-        QuantizedCheckpoint(tmp_path, SETTINGS)
+        QuantizedCheckpoint(tmp_path, SETTINGS, "config.json")

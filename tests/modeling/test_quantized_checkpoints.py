@@ -325,7 +325,7 @@ def test_tensor_that_does_not_fit_is_refused_by_name(
         ),
         (compressed("marlin-24"), "the compressed-tensors form marlin-24 is not supported"),
         (compressed("pack-quantized", 3), "compressed-tensors with [3] bits are not supported"),
-        ({"quant_method": "fp8"}, "its config says that weights are quantized with fp8, and none is"),
+        ({"quant_method": "fp8"}, "says that weights are quantized with fp8, and none is"),
         ({"quant_method": "integers", "version": 2}, "version 2 of integers is not supported; known is 1"),
     ],
 )
@@ -347,7 +347,7 @@ def test_quantised_checkpoint_is_not_quantised_again(tmp_path: Path, dense: dict
 def test_estimate_of_memory_knows_which_weights_stay_quantised(tmp_path: Path, dense: dict[str, Any]) -> None:
     settings, pack, _ = FORMATS["W4A16"]
     weights = write(tmp_path, dense, settings, pack)
-    checkpoint = QuantizedCheckpoint(tmp_path, settings)
+    checkpoint = QuantizedCheckpoint(tmp_path, settings, "config.json")
     numbers = {name: weight.numel() for name, weight in weights.items()}
     quantised = sum(count for name, count in numbers.items() if is_quantised(name))
     others = 4 * (sum(numbers.values()) - quantised)

@@ -23,8 +23,8 @@ KNOWN = re.compile(
     r"(^|\.)(position_ids|inv_freq|masked_bias|(attn|attention)\.bias)$"
     r"|\.[qkv]_proj\.output_scale$|\.([qkv]|kv)_(scale|zero_point)$"
 )
-# The files in which other libraries describe quantised weights.
-FOREIGN_CONFIGS = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
+# The file in which AutoAWQ describes quantised weights.
+FOREIGN_CONFIG = "quant_config.json"
 DENSE = (*FLOATS, "F64")
 # Names in a message.
 MOST_NAMES = 3
@@ -131,5 +131,9 @@ def listed(items: list[str]) -> str:
 
 def foreign(folder: Path) -> str:
     """Return a sentence about another library's description of quantised weights in the folder; "" without one."""
-    found = next((name for name in FOREIGN_CONFIGS if (folder / name).is_file()), None)
-    return f"; {found} beside it describes a form of quantized weights that is not read" if found else ""
+    found = (folder / FOREIGN_CONFIG).is_file()
+    return (
+        f"; {FOREIGN_CONFIG} beside it describes a form of quantized weights that is not read"
+        if found
+        else ""
+    )

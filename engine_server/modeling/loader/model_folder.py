@@ -1,5 +1,6 @@
 """What a model's folder says before its weights are read: settings, format of the weights, dtype."""
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from engine_server.config import LoadConfig, ModelConfig
 from engine_server.model_sources.hf_config import read_hf_config
-from engine_server.modeling.formats.checkpoints.checkpoint import QuantizedCheckpoint
+from engine_server.modeling.formats.checkpoints.checkpoint import NothingQuantizedError, QuantizedCheckpoint
+from engine_server.modeling.formats.checkpoints.description import describe
 from engine_server.modeling.formats.checkpoints.stored import Weights
 from engine_server.modeling.platform.interface import Platform
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -51,14 +55,21 @@ def open_checkpoint(folder: Path, load: LoadConfig, settings: PreTrainedConfig) 
 
     Raises ValueError for a format that isn't known, and for options that a quantised checkpoint doesn't take.
     """
-    quantization: Any = getattr(settings, "quantization_config", None)
-    if quantization is None:
+    found = describe(folder, getattr(settings, "quantization_config", None))
+    if found is None:
         return None
-    del settings.quantization_config
+    if found.in_config:
+        del settings.quantization_config
     if load.load_format == "dummy":
         return None
-    checkpoint = QuantizedCheckpoint(folder, quantization)
-    method = quantization["quant_method"]
+    try:
+        checkpoint = QuantizedCheckpoint(folder, found.settings, found.place)
+    except NothingQuantizedError as error:
+        if found.in_config:
+            raise
+        logger.info("weights are read as they are: %s", error)
+        return None
+    method = found.settings["quant_method"]
     if load.quantization is not None:
         raise ValueError(
             f"quantization is {load.quantization.method}; its weights are already quantized, with {method}"

@@ -14,10 +14,16 @@ from engine_server.modeling.formats.checkpoints.awq import Awq
 from engine_server.modeling.formats.checkpoints.compressed_tensors import CompressedTensors
 from engine_server.modeling.formats.checkpoints.float8 import Float8
 from engine_server.modeling.formats.checkpoints.gptq import Gptq
+from engine_server.modeling.formats.checkpoints.modelopt import ModelOpt
 from engine_server.modeling.formats.checkpoints.mxfp4 import Mxfp4
 from engine_server.modeling.formats.checkpoints.own import Own
 from engine_server.modeling.formats.checkpoints.scheme import Scheme
-from engine_server.modeling.formats.checkpoints.stored import StoredTensor, StoredWeight, stored_tensors
+from engine_server.modeling.formats.checkpoints.stored import (
+    StoredTensor,
+    StoredWeight,
+    check_one_set,
+    stored_tensors,
+)
 
 # Readers by the `quant_method` of a config's `quantization_config`.
 SCHEMES: dict[str, type[Scheme]] = {
@@ -27,6 +33,7 @@ SCHEMES: dict[str, type[Scheme]] = {
     "fbgemm_fp8": Float8,
     "fp8": Float8,
     "gptq": Gptq,
+    "modelopt": ModelOpt,
     "mxfp4": Mxfp4,
 }
 # Their settings, but for those of our own form.
@@ -36,15 +43,20 @@ SETTINGS: dict[str, Format] = {
     "fbgemm_fp8": tables.FBGEMM,
     "fp8": tables.FP8,
     "gptq": tables.GPTQ,
+    "modelopt": tables.MODELOPT,
     "mxfp4": tables.MXFP4,
 }
+
+
+class NothingQuantizedError(ValueError):
+    """The weights of a folder are not those that its settings describe, but dense."""
 
 
 class QuantizedCheckpoint:
     """The weights of a quantised checkpoint, by the names of a dense one's parameters."""
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
-        """settings: the config's `quantization_config`.
+    def __init__(self, folder: Path, settings: Mapping[str, Any], place: str) -> None:
+        """settings: as a config's `quantization_config` has them. place: of the settings, for messages.
 
         Raises ValueError for an unknown format, and for tensors that don't fit it, by name.
         """
@@ -54,7 +66,6 @@ class QuantizedCheckpoint:
                 f"its weights are quantized with {method}, which is not supported; "
                 f"known are {', '.join(sorted(SCHEMES))}"
             )
-        place = f"quantization_config in {folder / 'config.json'}"
         if method in SETTINGS:
             SETTINGS[method].check(settings, place)
         try:
@@ -62,7 +73,8 @@ class QuantizedCheckpoint:
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from error
         except (AttributeError, KeyError, TypeError) as error:
-            raise ValueError(f"its quantization_config is not one of {method}: {error!r}") from error
+            raise ValueError(f"{place} is not one of {method}: {error!r}") from error
+        check_one_set(folder)
         modules: dict[str, dict[str, StoredTensor]] = defaultdict(dict)
         for name, tensor in stored_tensors(folder).items():
             module, _, own = name.rpartition(".")
@@ -72,7 +84,7 @@ class QuantizedCheckpoint:
             found = scheme.weights(parts)
             self.tensors.update({f"{module}.{own}": tensor for own, tensor in (found | parts).items()})
         if not self.weights:
-            raise ValueError(f"its config says that weights are quantized with {method}, and none is")
+            raise NothingQuantizedError(f"{place} says that weights are quantized with {method}, and none is")
 
     @property
     def weights(self) -> list[StoredWeight]:

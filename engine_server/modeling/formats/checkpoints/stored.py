@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine_server.contract.base.quoting import quote
 from engine_server.model_sources.folder import open_weights, weight_files
 from engine_server.modeling.formats.finite import all_finite
 from engine_server.modeling.formats.grouped import Form
@@ -87,6 +88,18 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
         file = open_weights(path, "pt")
         tensors.update({name: StoredTensor(name, file.get_slice(name)) for name in file.keys()})  # noqa: SIM118
     return tensors
+
+
+def check_one_set(folder: Path) -> None:
+    """Raise ValueError for a tensor that is in two files of a folder, which then has two sets of weights."""
+    places: dict[str, str] = {}
+    for path in weight_files(folder):
+        for name in open_weights(path, "pt").keys():  # noqa: SIM118
+            if name in places:
+                raise ValueError(
+                    f"{quote(name)} is in {places[name]} and in {path.name}; a folder has one set of weights"
+                )
+            places[name] = path.name
 
 
 FLOATS = ("F32", "F16", "BF16")
