@@ -11,8 +11,9 @@ from expert_updates import adapted, expected, result
 from tiers import tiered
 from tiny_experts import by_kind, experts_of, inputs, tiny
 from torch import Tensor
+from weight_forms import random_weight
 
-from engine_server.modeling.formats.codecs import E2M1, E4M3, E8M0, FLOAT, packed_codes
+from engine_server.modeling.formats.codecs import E4M3, FLOAT, Codec
 from engine_server.modeling.formats.dense import DenseFormat
 from engine_server.modeling.formats.grouped import Form, GroupedFormat
 from engine_server.modeling.formats.products import as_loaded
@@ -36,6 +37,8 @@ from engine_server.modeling.replacements.replacement import Setup
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter's exponentials
 
+# A codec that no kernel knows.
+TENTHS = Codec("tenths", 8, lambda codes: codes.float() / 10)
 HIDDEN, INNER, EXPERTS, CHOSEN = 64, 32, 4, 2
 
 
@@ -200,9 +203,17 @@ def float8(weight: DenseFormat) -> WeightFormat:
     return GroupedFormat(Form(E4M3, FLOAT, 24), whole.codes, scales, whole.dtype, bias=whole.bias)
 
 
+def float4(weight: DenseFormat, name: str) -> WeightFormat:
+    """Return another weight of the same shape; name: mxfp4 or nvfp4."""
+    outputs, inputs = weight.weight.shape
+    seed = int(weight.weight.abs().sum() * 1000) % 1000
+    return random_weight(name, outputs, inputs, weight.weight.dtype, seed=seed)
+
+
 QUANTISED = {
     "int4": partial(integers, bits=4), "int4 with minima": partial(integers, bits=4, minima=True),
     "int8": partial(integers, bits=8), "float8": rounded_to_float8, "float8 in groups": float8,
+    "mxfp4": partial(float4, name="mxfp4"), "nvfp4": partial(float4, name="nvfp4"),
 }  # fmt: skip
 
 
@@ -251,8 +262,8 @@ def test_formats_without_a_kernel_are_dequantised(device: torch.device) -> None:
     for name, (outputs, depth) in shapes.items():
         stack = StackedFormat([
             GroupedFormat(
-                Form(E2M1, E8M0, 16), packed_codes(torch.randint(0, 16, (outputs, depth), dtype=torch.uint8)),
-                torch.randint(124, 127, (outputs, depth // 16), dtype=torch.uint8), torch.float32,
+                Form(TENTHS, FLOAT, 16), torch.randint(0, 16, (outputs, depth), dtype=torch.uint8),
+                torch.rand(outputs, depth // 16) / 8, torch.float32,
             )
             for _ in range(EXPERTS)
         ])  # fmt: skip

@@ -1,11 +1,14 @@
 """Products with quantised weights, against the dequantised weights in float64."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
+from weight_forms import random_weight
 
 from engine_server.modeling.attention.interface import UnsupportedModelError
-from engine_server.modeling.formats.codecs import E4M3, FLOAT, INT4, INT8, packed_codes
+from engine_server.modeling.formats.codecs import E2M1, E4M3, E8M0, FLOAT, INT4, INT8, packed_codes
 from engine_server.modeling.formats.fixed_order import fix_order
 from engine_server.modeling.formats.grouped import Form, GroupedFormat
 from engine_server.modeling.formats.joined import join
@@ -44,6 +47,17 @@ def float8(device: torch.device, dtype: torch.dtype, inputs: int, outputs: int, 
     return GroupedFormat(Form(E4M3, FLOAT, group), codes, scales, dtype, bias=bias).to(device, dtype)
 
 
+def float4(device: torch.device, dtype: torch.dtype, inputs: int, outputs: int, name: str) -> GroupedFormat:
+    """name: mxfp4 or nvfp4, of which weights are of the size of the others'."""
+    weight = random_weight(name, outputs, inputs, dtype, bias=True)
+    tensors: dict[str, Tensor] = {**weight.parameters()}
+    if weight.factors is None:
+        tensors["scales"] = weight.scales - round(math.log2(inputs) / 2)
+    else:
+        tensors["factors"] = weight.factors / inputs**0.5
+    return GroupedFormat.of(weight.form, tensors, dtype).to(device, dtype)
+
+
 def formats(device: torch.device, inputs: int, outputs: int) -> list[QuantizedFormat]:
     """Return weights in each format, with groups smaller than a step of the kernels, as large, and larger."""
     dtype = torch.float16  # which Triton's interpreter rounds to as a GPU does, unlike bfloat16
@@ -53,6 +67,7 @@ def formats(device: torch.device, inputs: int, outputs: int) -> list[QuantizedFo
         integers(device, dtype, (1, inputs, outputs, 16), 8, True),
         integers(device, dtype, (1, inputs, outputs, inputs), 8, False),
         *(float8(device, dtype, inputs, outputs, group) for group in (128, inputs)),
+        *(float4(device, dtype, inputs, outputs, name) for name in ("mxfp4", "nvfp4")),
     ]
 
 
@@ -88,6 +103,40 @@ def test_product_with_float8_equals_that_of_the_dequantised_weight(
         check(
             float8(device, dtype, inputs, outputs, group), torch.randn(rows, inputs, device=device).to(dtype)
         )
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("name", ["mxfp4", "nvfp4"])
+def test_product_with_float4_equals_that_of_the_dequantised_weight(
+    device: torch.device, dtype: torch.dtype, name: str
+) -> None:
+    torch.manual_seed(0)
+    for rows, inputs, outputs in [(1, 32, 8), (5, 192, 70), (70, 384, 3), (17, 160, 65), (200, 96, 20)]:
+        check(
+            float4(device, dtype, inputs, outputs, name), torch.randn(rows, inputs, device=device).to(dtype)
+        )
+
+
+@pytest.mark.parametrize("rows", [1, 2, 200])
+@pytest.mark.parametrize("scales", ["powers of two", "float8"])
+def test_every_float4_code_and_scale_has_its_value(device: torch.device, rows: int, scales: str) -> None:
+    """Each output has one scale, and inputs have the codes in turn: the product with an input is a weight."""
+    codes = torch.arange(16, dtype=torch.uint8).repeat(256, 2)
+    every = torch.arange(256, dtype=torch.uint8).view(256, 1)
+    form, factors = Form(E2M1, E8M0, 32), None
+    if scales == "float8":
+        every[every & 0x7F == 0x7F] = 0
+        form, factors = Form(E2M1, E4M3, 32), torch.rand(256, 1)
+    else:
+        every.clamp_(max=250)  # whose products are finite
+    format = GroupedFormat(form, packed_codes(codes), every, torch.float32, factors=factors)
+    format = format.to(device, torch.float32)
+    product = fuse_dequantisation(format)
+    for place in range(16):
+        values = torch.zeros(rows, 32, device=device)
+        values[:, place] = 1
+        expected = format.dense()[:, place].expand(rows, -1)
+        torch.testing.assert_close(product.apply(values), expected, rtol=1e-6, atol=0)
 
 
 @pytest.fixture
@@ -201,6 +250,7 @@ def test_parts_of_ranks_and_joined_weights_are_multiplied_in_place(device: torch
     for whole in (
         integers(device, torch.float32, (6, 128, 24, 64), 4, True),
         float8(device, torch.float32, 128, 24, 128),
+        *(float4(device, torch.float32, 128, 24, name) for name in ("mxfp4", "nvfp4")),
     ):
         expected = fuse_dequantisation(whole).apply(values)
         columns = join([whole.shard(Cut(0, 2, rank)) for rank in range(2)])
@@ -214,6 +264,7 @@ def test_layout_keeps_the_tensors_of_the_format(device: torch.device) -> None:
     for format in (
         integers(device, torch.float32, (1, 64, 8, 32), 4, False),
         float8(device, torch.float32, 64, 8, 64),
+        *(float4(device, torch.float32, 64, 8, name) for name in ("mxfp4", "nvfp4")),
     ):
         arranged = fuse_dequantisation(format).parameters()
         own = format.parameters()

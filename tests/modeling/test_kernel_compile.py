@@ -29,8 +29,8 @@ from engine_server.modeling.kernels import dependent_launch, dequantise, launch,
 from engine_server.modeling.kernels.activation import gated  # noqa: E402
 from engine_server.modeling.kernels.attention import decode, prefill  # noqa: E402
 from engine_server.modeling.kernels.cache_write import write_cache  # noqa: E402
+from engine_server.modeling.kernels.codes import FLOAT4, QuantizedWeight  # noqa: E402
 from engine_server.modeling.kernels.codes import FLOAT8 as FLOAT8_BITS  # noqa: E402
-from engine_server.modeling.kernels.codes import QuantizedWeight  # noqa: E402
 from engine_server.modeling.kernels.expert_launch import DENSE, QUANTISED, launch_for  # noqa: E402
 from engine_server.modeling.kernels.expert_products import ExpertWeights, multiply  # noqa: E402
 from engine_server.modeling.kernels.expert_sum import weighted_sum  # noqa: E402
@@ -290,6 +290,10 @@ def test_sampling_kernels_compile_for_hopper(compiled: list) -> None:
     assert all(kernel.metadata.shared <= MULTIPROCESSOR_BYTES for kernel in compiled)
 
 
+def bytes_for(*shape: int) -> torch.Tensor:
+    return tensor(*shape, dtype=torch.uint8)
+
+
 def quantised_products(rows: int, inputs: int, outputs: int) -> list[Callable[[], torch.Tensor]]:
     """Return the products of values with weights in every format."""
     x = tensor(rows, inputs)
@@ -302,6 +306,10 @@ def quantised_products(rows: int, inputs: int, outputs: int) -> list[Callable[[]
         QuantizedWeight(four_bits, scales, scales, tensor(outputs), 4, 128),
         QuantizedWeight(eight_bits, tensor(outputs, inputs // 32), None, None, 8, 32),
         QuantizedWeight(eight_bits, per_output, None, None, FLOAT8_BITS.value, inputs),
+        QuantizedWeight(four_bits, bytes_for(outputs, inputs // 32), None, None, FLOAT4.value, 32),
+        QuantizedWeight(
+            four_bits, bytes_for(outputs, inputs // 16), None, None, FLOAT4.value, 16, per_output
+        ),
     )
     return [partial(quantized_matmul.multiply, x, weight) for weight in weights]
 
@@ -381,12 +389,21 @@ def expert_weights(form: str, outputs: int, inputs: int, experts: int = 128) -> 
         case "float8":
             codes = tensor(rows, inputs, dtype=torch.uint8)
             return ExpertWeights(codes, outputs, None, scales.float(), None, FLOAT8_BITS.value, 128)
+        case "mxfp4":
+            codes, exponents = bytes_for(rows, inputs // 2), bytes_for(rows, inputs // 32)
+            return ExpertWeights(codes, outputs, None, exponents, None, FLOAT4.value, 32)
+        case "nvfp4":
+            codes, own_scales = bytes_for(rows, inputs // 2), bytes_for(rows, inputs // 16)
+            factors = tensor(rows, 1, dtype=torch.float32)
+            return ExpertWeights(codes, outputs, None, own_scales, None, FLOAT4.value, 16, factors)
         case _:
             return ExpertWeights(tensor(rows, inputs), outputs)
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("form", tiered(["dense", "int4", "float8"], "dense", more=["int4"]))
+@pytest.mark.parametrize(
+    "form", tiered(["dense", "int4", "float8", "mxfp4", "nvfp4"], "dense", more=["int4", "mxfp4"])
+)
 @pytest.mark.parametrize(
     ("capability", "size"), tiered([(c, s) for c in SHARED_BYTES for s in DENSE], (90, 4))
 )

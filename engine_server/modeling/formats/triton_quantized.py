@@ -2,15 +2,15 @@
 
 from torch import Tensor, nn
 
-from engine_server.modeling.formats.codecs import E4M3, FLOAT, INT4, INT8
+from engine_server.modeling.formats.codecs import E2M1, E4M3, E8M0, FLOAT, INT4, INT8
 from engine_server.modeling.formats.grouped import GroupedFormat
 from engine_server.modeling.formats.products import Product, ProductTable
 from engine_server.modeling.formats.weight_format import WeightFormat
-from engine_server.modeling.kernels.codes import FLOAT8, QuantizedWeight
+from engine_server.modeling.kernels.codes import FLOAT4, FLOAT8, QuantizedWeight
 from engine_server.modeling.kernels.quantized_matmul import multiply
 
 # The kernels' numbers for codecs.
-BITS = {INT4: 4, INT8: 8, E4M3: FLOAT8.value}
+BITS = {INT4: 4, INT8: 8, E4M3: FLOAT8.value, E2M1: FLOAT4.value}
 
 
 class TritonQuantizedFormat(WeightFormat):
@@ -32,9 +32,10 @@ class TritonQuantizedFormat(WeightFormat):
 def kernel_weight(format: GroupedFormat) -> QuantizedWeight:
     """Return a weight as the kernels take it."""
     bits = BITS[format.form.codes]
-    return QuantizedWeight(format.codes, format.scales, format.minima, format.bias, bits, format.form.group)
+    return QuantizedWeight(
+        format.codes, format.scales, format.minima, format.bias, bits, format.form.group, format.factors
+    )
 
 
-fuse_dequantisation = ProductTable(
-    {(codec, FLOAT): Product(TritonQuantizedFormat) for codec in BITS}, lambda dense: dense
-)
+FORMS = (INT4, FLOAT), (INT8, FLOAT), (E4M3, FLOAT), (E2M1, E8M0), (E2M1, E4M3)
+fuse_dequantisation = ProductTable(dict.fromkeys(FORMS, Product(TritonQuantizedFormat)), lambda dense: dense)

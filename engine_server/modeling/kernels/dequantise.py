@@ -17,7 +17,7 @@ def multiply_dequantised(x: Tensor, weight: QuantizedWeight) -> Tensor:
 
     x: [T, K].
     """
-    codes, scales, minima, bias, bits, group = weight
+    codes, scales, minima, bias, bits, group, factors = weight
     (count, depth), columns = x.shape, len(codes)
     out = x.new_empty(count, columns)
     width = min(columns, max(1, DENSE_BYTES // (depth * x.element_size())))
@@ -26,7 +26,7 @@ def multiply_dequantised(x: Tensor, weight: QuantizedWeight) -> Tensor:
         part = slice(first, min(first + width, columns))
         rows = dense[: part.stop - first]
         _dequantise[(triton.cdiv(len(rows), COLUMNS), triton.cdiv(depth, DEPTH))](
-            rows, codes, scales, minima, first, part.stop, K=depth, BITS=bits, GROUP=group,
+            rows, codes, scales, minima, factors, first, part.stop, K=depth, BITS=bits, GROUP=group,
             GROUPS=scales.shape[1], SHARED=shared_inputs(depth, group, DEPTH), COLUMNS=COLUMNS, DEPTH=DEPTH,
         )  # fmt: skip
         if bias is None:
@@ -38,7 +38,7 @@ def multiply_dequantised(x: Tensor, weight: QuantizedWeight) -> Tensor:
 
 @triton.jit(do_not_specialize=["first", "end"])
 def _dequantise(
-    dense, codes, scales, minima, first, end, K: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
+    dense, codes, scales, minima, factors, first, end, K: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
     GROUPS: tl.constexpr, SHARED: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """Set dense[column - first] for the columns from `first` to `end`."""
@@ -46,6 +46,6 @@ def _dequantise(
     columns, start = first + places, tl.program_id(1) * DEPTH
     inputs, kept = start + tl.arange(0, DEPTH)[None, :], columns < end
     weights = _weights(
-        codes, scales, minima, columns, kept, start, K, BITS, GROUP, GROUPS, SHARED, COLUMNS, DEPTH
+        codes, scales, minima, factors, columns, kept, start, K, BITS, GROUP, GROUPS, SHARED, COLUMNS, DEPTH
     )
     tl.store(dense + places * K + inputs, weights.to(dense.dtype.element_ty), mask=kept & (inputs < K))

@@ -32,10 +32,11 @@ class ExpertWeights(NamedTuple):
     # Of quantised weights, as there: [experts * out, groups].
     scales: Tensor | None = None
     minima: Tensor | None = None
-    # 4 or 8: integers; FLOAT8; None: not quantised.
+    # 4 or 8: integers; FLOAT8; FLOAT4; None: not quantised.
     bits: int | None = None
     # Inputs of a scale.
     group: int = 0
+    factors: Tensor | None = None
 
 
 def multiply(
@@ -57,9 +58,9 @@ def multiply(
     tile = launch.columns // 2 if gate else launch.columns
     out = values.new_empty(num_choices, columns)
     _multiply[triton.cdiv(columns, tile), len(choices.tiles)](
-        out, values, choices.order, choices.tiles, weights.data, weights.scales, weights.minima, weights.bias,
-        num_choices // len(values), N=columns, K=depth, GATE=gate, BITS=weights.bits, GROUP=weights.group,
-        GROUPS=1 if weights.scales is None else weights.scales.shape[1],
+        out, values, choices.order, choices.tiles, weights.data, weights.scales, weights.minima,
+        weights.factors, weights.bias, num_choices // len(values), N=columns, K=depth, GATE=gate,
+        BITS=weights.bits, GROUP=weights.group, GROUPS=1 if weights.scales is None else weights.scales.shape[1],
         SHARED=shared_inputs(depth, weights.group, launch.depth),
         ROWS=launch.rows, COLUMNS=max(MIN_TILE, tile), DEPTH=launch.depth, DOT=tl.float32 if INTERPRETED else None,
         num_warps=launch.warps, num_stages=launch.stages,
@@ -69,7 +70,7 @@ def multiply(
 
 @triton.jit(do_not_specialize=["copies"])
 def _multiply(
-    out, values, order, tiles, weights, scales, minima, bias, copies, N: tl.constexpr, K: tl.constexpr,
+    out, values, order, tiles, weights, scales, minima, factors, bias, copies, N: tl.constexpr, K: tl.constexpr,
     GATE: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
     SHARED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
@@ -103,12 +104,14 @@ def _multiply(
             dot_type
         )
         right = _columns(
-            weights, scales, minima, outputs, kept, start, K, BITS, GROUP, GROUPS, SHARED, COLUMNS, DEPTH, dtype
+            weights, scales, minima, factors, outputs, kept, start, K, BITS, GROUP, GROUPS, SHARED, COLUMNS,
+            DEPTH, dtype,
         )  # fmt: skip
         total = tl.dot(left, right.to(dot_type), total, input_precision="ieee")
         if GATE is not None:
             right = _columns(
-                weights, scales, minima, ups, kept, start, K, BITS, GROUP, GROUPS, SHARED, COLUMNS, DEPTH, dtype
+                weights, scales, minima, factors, ups, kept, start, K, BITS, GROUP, GROUPS, SHARED, COLUMNS,
+                DEPTH, dtype,
             )  # fmt: skip
             up = tl.dot(left, right.to(dot_type), up, input_precision="ieee")
     if bias is not None:
@@ -123,7 +126,7 @@ def _multiply(
 
 @triton.jit
 def _columns(
-    weights, scales, minima, outputs, kept, start, K: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
+    weights, scales, minima, factors, outputs, kept, start, K: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
     GROUPS: tl.constexpr, SHARED: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, dtype: tl.constexpr,
 ):  # fmt: skip
     """Return the weights of some outputs from the input `start` on, [DEPTH, outputs]; those beyond K are finite."""
@@ -133,8 +136,8 @@ def _columns(
         result = tl.load(weights + places, mask=kept[None, :] & (inputs < K)[:, None], other=0.0)
     else:
         rows = _weights(
-            weights, scales, minima, outputs[:, None], kept[:, None], start, K, BITS, GROUP, GROUPS, SHARED, COLUMNS,
-            DEPTH,
+            weights, scales, minima, factors, outputs[:, None], kept[:, None], start, K, BITS, GROUP, GROUPS, SHARED,
+            COLUMNS, DEPTH,
         )  # fmt: skip
         result = tl.trans(rows.to(dtype))
     return result

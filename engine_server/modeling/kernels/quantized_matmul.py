@@ -93,13 +93,13 @@ def multiply(x: Tensor, weight: QuantizedWeight) -> Tensor:
 
 
 def _multiply_tiles(x: Tensor, weight: QuantizedWeight) -> Tensor:
-    codes, scales, minima, bias, bits, group = weight
+    codes, scales, minima, bias, bits, group, factors = weight
     (count, depth), columns = x.shape, len(codes)
     tile = tiling(count, columns, depth, group, x.element_size(), processors(x.device))
     out = x.new_empty(count, columns)
     parts = x.new_empty(tile.parts, count, columns, dtype=torch.float32) if tile.parts > 1 else None
     _multiply_tile[(triton.cdiv(columns, tile.launch.columns), tile.parts, triton.cdiv(count, tile.rows))](
-        out if parts is None else parts, x, codes, scales, minima, bias if parts is None else None, count,
+        out if parts is None else parts, x, codes, scales, minima, factors, bias if parts is None else None, count,
         columns, tile.steps, K=depth, BITS=bits, GROUP=group, GROUPS=scales.shape[1], ROWS=tile.rows,
         COLUMNS=tile.launch.columns, DEPTH=tile.depth, SHARED=tile.shared, DOT=tl.float32 if INTERPRETED else None,
         num_warps=tile.launch.warps, num_stages=tile.launch.stages, maxnreg=tile.launch.registers,
@@ -113,7 +113,7 @@ def _multiply_tiles(x: Tensor, weight: QuantizedWeight) -> Tensor:
 
 @triton.jit(do_not_specialize=["num_rows", "steps"])
 def _multiply_tile(
-    out, x, codes, scales, minima, bias, num_rows, N, steps, K: tl.constexpr, BITS: tl.constexpr,
+    out, x, codes, scales, minima, factors, bias, num_rows, N, steps, K: tl.constexpr, BITS: tl.constexpr,
     GROUP: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     SHARED: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
@@ -132,8 +132,8 @@ def _multiply_tile(
         inputs = (start + depth)[:, None]
         right = tl.load(x + rows * K + inputs, mask=(rows < num_rows) & (inputs < K), other=0.0)
         weights = _weights(
-            codes, scales, minima, columns, kept, start, K, BITS, GROUP, GROUPS, SHARED, COLUMNS, DEPTH
-        )
+            codes, scales, minima, factors, columns, kept, start, K, BITS, GROUP, GROUPS, SHARED, COLUMNS, DEPTH
+        )  # fmt: skip
         total = tl.dot(weights.to(dtype).to(dot_type), right.to(dot_type), total, input_precision="ieee")
     if bias is not None:
         total += tl.load(bias + columns, mask=kept, other=0.0).to(tl.float32)

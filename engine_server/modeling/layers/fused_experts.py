@@ -78,7 +78,8 @@ class FusedExperts(FormattedExperts):
         """Return a weight as the kernels take it."""
         (format,) = self.products[name]
         if isinstance(format, GroupedFormat):
-            codes, scales, minima, bias, bits, group = kernel_weight(format)
-            return ExpertWeights(codes, len(codes) // self.num_experts, bias, scales, minima, bits, group)
+            codes, scales, minima, bias, bits, group, factors = kernel_weight(format)
+            outputs = len(codes) // self.num_experts
+            return ExpertWeights(codes, outputs, bias, scales, minima, bits, group, factors)
         assert isinstance(format, DenseFormat)
         return ExpertWeights(format.weight, len(format.weight) // self.num_experts, format.bias)
