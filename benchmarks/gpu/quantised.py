@@ -18,7 +18,7 @@ from torch import Tensor
 
 from benchmarks.gpu.limits import DEVICE, DTYPE, Limits, rotated, seconds
 from benchmarks.gpu.report import Row, beside
-from engine_server.modeling.formats.codecs import E4M3, FLOAT, INT4
+from engine_server.modeling.formats.codecs import E2M1, E4M3, E8M0, FLOAT, INT4
 from engine_server.modeling.formats.grouped import Form, GroupedFormat
 from engine_server.modeling.formats.triton_quantized import fuse_dequantisation
 from engine_server.modeling.kernels import quantized_matmul, quantized_row
@@ -52,7 +52,21 @@ def float8(size: Size) -> GroupedFormat:
     return GroupedFormat(Form(E4M3, FLOAT, size.inputs), codes, scales, DTYPE)
 
 
-KINDS: dict[str, Callable[[Size], GroupedFormat]] = {"4 bits": integers, "float8": float8}
+def float4(size: Size, form: Form) -> GroupedFormat:
+    codes = torch.randint(0, 256, (size.outputs, size.inputs // 2), dtype=torch.uint8, device=DEVICE)
+    scales = torch.randint(
+        56, 72, (size.outputs, size.inputs // form.group), dtype=torch.uint8, device=DEVICE
+    )
+    if form.scales is E8M0:
+        return GroupedFormat(form, codes, scales + 48, DTYPE)
+    factors = torch.full((size.outputs, 1), 1 / size.inputs**0.5, device=DEVICE)
+    return GroupedFormat(form, codes, scales, DTYPE, factors=factors)
+
+
+KINDS: dict[str, Callable[[Size], GroupedFormat]] = {
+    "4 bits": integers, "float8": float8, "MXFP4": partial(float4, form=Form(E2M1, E8M0, 32)),
+    "NVFP4": partial(float4, form=Form(E2M1, E4M3, 16)),
+}  # fmt: skip
 
 
 def num_bytes(weight: GroupedFormat) -> int:

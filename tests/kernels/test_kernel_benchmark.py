@@ -56,7 +56,7 @@ def test_kernel_benchmark_agrees_with_torch() -> None:
     rows = [*attention.measure(most), *layers.measure(most), *quantised.measure(most), *mixture.measure(most)]
     assert [row.name.split()[0] for row in rows] == [
         "decode", "decode", "prefill", "write", "sum", "rotary", "sum", "norms,", "silu", "linear,", "sampling",
-        "4", "4", "float8", "float8", "experts", "experts", "experts",
+        "4", "4", "float8", "float8", "MXFP4", "MXFP4", "NVFP4", "NVFP4", "experts", "experts", "experts",
     ]  # fmt: skip
     for row in rows:
         assert row.measures["us"] > 0

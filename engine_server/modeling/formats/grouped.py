@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine_server.modeling.formats.codecs import Codec
+from engine_server.modeling.formats.codecs import E4M3, Codec
 from engine_server.modeling.formats.dense import as_parameter
 from engine_server.modeling.formats.quantized import QuantizedFormat
 from engine_server.modeling.formats.weight_format import Cut, WeightFormat
@@ -46,8 +46,10 @@ class GroupedFormat(QuantizedFormat):
     ) -> None:
         """codes: uint8 [out, in * bits / 8]; scales: [out, groups], floating or uint8, as their codec takes them.
 
-        minima: floating [out, groups]; factors: float32 [out, 1]; bias: [out]; dtype: that of the values and outputs.
+        minima: floating [out, groups]; factors: float32 [out, 1], of scales in E4M3 and of no others; bias: [out];
+        dtype: that of the values and outputs.
         """
+        assert (factors is not None) == (form.scales is E4M3)
         self.form, self.dtype = form, dtype
         self.codes, self.scales = as_parameter(codes), as_parameter(scales)
         self.minima, self.factors, self.bias = (
