@@ -228,7 +228,7 @@ def in_codes(stored: Any) -> StoredWeight:
     weight = stored.read()
 
     def build(dtype: torch.dtype) -> QuantizedFormat:
-        rounded = rounded_to_integers(DenseFormat.load(weight.to(dtype), None), 8, 32)
+        rounded = rounded_to_integers(DenseFormat(weight.to(dtype)), 8, 32)
         assert isinstance(rounded, GroupedFormat)
         return rounded
 

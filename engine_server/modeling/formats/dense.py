@@ -7,19 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine_server.modeling.formats.weight_format import Cut, WeightFormat
+from engine_server.modeling.formats.weight_format import Cut, Weight, WeightFormat
 
 
-class DenseFormat(WeightFormat):
+class DenseFormat(Weight):
     """One tensor, and a bias if there is one. weight: [out, in], or of experts [experts, ..., ...]."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight = as_parameter(weight)
         self.bias = None if bias is None else as_parameter(bias)
-
-    @classmethod
-    def load(cls, weight: Tensor, bias: Tensor | None) -> Self:
-        return cls(weight, bias)
 
     def parameters(self) -> dict[str, nn.Parameter]:
         return {"weight": self.weight} | ({} if self.bias is None else {"bias": self.bias})
@@ -30,6 +26,9 @@ class DenseFormat(WeightFormat):
             outputs_are_cut = cut.dim % self.weight.ndim == 0
             bias = cut.of(bias) if outputs_are_cut else bias if cut.piece == 0 else None  # type: ignore[assignment]
         return type(self)(cut.of(self.weight), bias)
+
+    def can_join(self, other: WeightFormat) -> bool:
+        return type(self) is type(other)
 
     @classmethod
     def concat(cls, formats: Sequence[Self]) -> Self:

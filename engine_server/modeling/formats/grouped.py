@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from engine_server.modeling.formats.codecs import E4M3, Codec
 from engine_server.modeling.formats.dense import as_parameter
 from engine_server.modeling.formats.quantized import QuantizedFormat
-from engine_server.modeling.formats.weight_format import Cut, WeightFormat
+from engine_server.modeling.formats.weight_format import Cut, Weight, WeightFormat
 
 
 class Form(NamedTuple):
@@ -26,7 +26,7 @@ class Form(NamedTuple):
         return f"{self.codes} with scales in {self.scales} for {self.group} inputs"
 
 
-class GroupedFormat(QuantizedFormat):
+class GroupedFormat(QuantizedFormat, Weight):
     """A weight [out, in] of codes.
 
     weight[o, i] = factors[o] * scales[o, i // group] * codes[o, i] + minima[o, i // group]. Without minima, that of

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from engine_server.modeling.formats.weight_format import WeightFormat, WeightLayout
+from engine_server.modeling.formats.weight_format import Weight, WeightFormat, WeightLayout
 
 
 class JoinedFormat(WeightFormat):
@@ -39,6 +39,6 @@ class JoinedFormat(WeightFormat):
 def join(parts: Sequence[WeightFormat]) -> WeightFormat:
     """Return the weights of one input as one weight, concatenated if their formats allow it."""
     first = parts[0]
-    if all(first.can_join(part) for part in parts[1:]):
-        return type(first).concat(parts)
+    if isinstance(first, Weight) and all(first.can_join(part) for part in parts[1:]):
+        return type(first).concat(parts)  # type: ignore[arg-type]  # those that it joins are of its type
     return JoinedFormat(parts)

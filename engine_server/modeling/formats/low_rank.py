@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from engine_server.modeling.formats.dense import as_parameter
-from engine_server.modeling.formats.weight_format import WeightFormat
+from engine_server.modeling.formats.weight_format import RowFormat, WeightFormat
 from engine_server.modeling.native.library import as_rows
 
 # Elements of a table's rows are padded with zeros to a multiple of this number.
@@ -98,7 +98,7 @@ class LowRankUpdate(NamedTuple):
     table: LowRankTable
 
 
-class LowRankFormat(WeightFormat):
+class LowRankFormat(RowFormat):
     """A weight in any format, and updates of its results by each row's adapter."""
 
     def __init__(
@@ -126,6 +126,7 @@ class LowRankFormat(WeightFormat):
 
     def gather(self, rows: Tensor) -> Tensor:
         """Return rows of the weight with their updates: a's columns are the weight's rows."""
+        assert isinstance(self.base, RowFormat)
         states = self.base.gather(rows)
         if self._slots.rows is None:
             return states

@@ -5,14 +5,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine_server.modeling.formats.dense import DenseFormat, as_parameter
-from engine_server.modeling.formats.weight_format import WeightFormat
+from engine_server.modeling.formats.weight_format import RowFormat
 from engine_server.modeling.native.library import PRODUCT_DTYPES, address, as_rows, kernels
 
 # Outputs whose weights are interleaved.
 BLOCK = 32
 
 
-class NativeFloatingFormat(WeightFormat):
+class NativeFloatingFormat(RowFormat):
     """A dense weight in blocks of 32 outputs: [blocks, in, 32], in bfloat16 [blocks, in / 2, 32, 2]."""
 
     def __init__(self, dense: DenseFormat) -> None:

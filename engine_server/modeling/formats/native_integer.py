@@ -10,7 +10,7 @@ from engine_server.modeling.formats.codecs import FLOAT, INT4, INT8, split_codes
 from engine_server.modeling.formats.dense import as_parameter
 from engine_server.modeling.formats.grouped import GroupedFormat
 from engine_server.modeling.formats.products import Product
-from engine_server.modeling.formats.weight_format import WeightFormat
+from engine_server.modeling.formats.weight_format import RowFormat
 from engine_server.modeling.native.library import PRODUCT_DTYPES, address, as_rows, kernels
 
 # Outputs whose codes are interleaved, and the successive inputs of one output within them.
@@ -25,7 +25,7 @@ SMALLEST_GROUP = 16
 EXPONENT = 15
 
 
-class NativeIntegerFormat(WeightFormat):
+class NativeIntegerFormat(RowFormat):
     """Codes, scales and minima of integers in blocks of 32 outputs.
 
     The values of each row are quantised in groups of `values_in_group` inputs, by rounding to 8 bits. Results of a row

@@ -23,8 +23,6 @@ class NativeMinifloatFormat(WeightFormat):
     Values are not rounded. Results of a row are bitwise independent of other rows.
     """
 
-    gathers = False
-
     def __init__(self, format: GroupedFormat) -> None:
         """format: of a form in `PRODUCTS`."""
         self.out_features, self.in_features = format.shape

@@ -12,8 +12,6 @@ from engine_server.modeling.native.recording import one_operation
 class PackedFormat(WeightFormat):
     """The product with a dense weight in float32 or bfloat16."""
 
-    gathers = False
-
     def __init__(self, dense: DenseFormat) -> None:
         self.packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(dense.weight.detach(), None)
         self.bias = dense.bias

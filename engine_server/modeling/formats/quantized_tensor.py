@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map_only
 from engine_server.modeling.formats.dense import DenseFormat
 from engine_server.modeling.formats.quantized import QuantizedFormat
 from engine_server.modeling.formats.stacked import StackedFormat
-from engine_server.modeling.formats.weight_format import WeightFormat
+from engine_server.modeling.formats.weight_format import Weight
 
 aten = torch.ops.aten
 
@@ -75,8 +75,10 @@ def dense(weight: Tensor) -> Tensor:
     return weight.format.dense() if isinstance(weight, QuantizedTensor) else weight
 
 
-def format_of(weight: Tensor, bias: Tensor | None) -> WeightFormat:
+def format_of(weight: Tensor, bias: Tensor | None) -> Weight:
     """Return the format of a weight [out, in] that transformers read from a checkpoint."""
     if isinstance(weight, QuantizedTensor):
-        return weight.format.with_bias(bias)
-    return DenseFormat.load(weight, bias)
+        whole = weight.format.with_bias(bias)
+        assert isinstance(whole, Weight)
+        return whole
+    return DenseFormat(weight, bias)

@@ -7,14 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from engine_server.modeling.formats.dense import as_parameter
+from engine_server.modeling.formats.grouped import GroupedFormat
 from engine_server.modeling.formats.quantized import QuantizedFormat
-from engine_server.modeling.formats.weight_format import Cut, WeightFormat, WeightLayout
+from engine_server.modeling.formats.weight_format import Cut, Weight, WeightFormat, WeightLayout
 
 
-class ReorderedFormat(QuantizedFormat):
+class ReorderedFormat(QuantizedFormat, Weight):
     """A quantised weight that is multiplied with its inputs in another order."""
 
-    def __init__(self, format: QuantizedFormat, order: Tensor) -> None:
+    def __init__(self, format: GroupedFormat, order: Tensor) -> None:
         """order: int64 [in]; input number i of `format` is input order[i] of this weight."""
         self.format = format
         self.order = as_parameter(order)
@@ -43,12 +44,13 @@ class ReorderedFormat(QuantizedFormat):
     def dense(self) -> Tensor:
         return self.format.dense().index_select(-1, torch.argsort(self.order))
 
-    def shard(self, cut: Cut) -> WeightFormat:
+    def gather(self, rows: Tensor) -> Tensor:
+        return self.format.gather(rows).index_select(-1, torch.argsort(self.order))
+
+    def shard(self, cut: Cut) -> Weight:
         """Return one rank's part. One of its inputs is dense, since its groups have different numbers of inputs."""
         if cut.dim == 0:
-            part = self.format.shard(cut)
-            assert isinstance(part, QuantizedFormat)
-            return type(self)(part, self.order)
+            return type(self)(self.format.shard(cut), self.order)
         return self.dequantised().shard(cut)
 
     def can_join(self, other: WeightFormat) -> bool:
@@ -60,8 +62,7 @@ class ReorderedFormat(QuantizedFormat):
 
     @classmethod
     def concat(cls, formats: Sequence[Self]) -> Self:
-        inner = [one.format for one in formats]
-        return cls(type(inner[0]).concat(inner), formats[0].order)
+        return cls(GroupedFormat.concat([one.format for one in formats]), formats[0].order)
 
     def arranged(self, layout: WeightLayout) -> WeightFormat:
         return ReorderedProduct(self.format.arranged(layout), self.order)

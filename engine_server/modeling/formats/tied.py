@@ -2,13 +2,13 @@
 
 from torch import Tensor, nn
 
-from engine_server.modeling.formats.weight_format import WeightFormat, WeightLayout
+from engine_server.modeling.formats.weight_format import RowFormat, WeightFormat, WeightLayout
 
 
-class TiedFormat(WeightFormat):
+class TiedFormat(RowFormat):
     """A weight that is multiplied in one layout and gathered from another."""
 
-    def __init__(self, product: WeightFormat, rows: WeightFormat) -> None:
+    def __init__(self, product: WeightFormat, rows: RowFormat) -> None:
         self.product = product
         self.rows = rows
 
@@ -30,7 +30,7 @@ class TiedFormat(WeightFormat):
         return self.rows.gather(rows)
 
 
-def tied(format: WeightFormat, layout: WeightLayout) -> WeightFormat:
+def tied(format: RowFormat, layout: WeightLayout) -> RowFormat:
     """Return `format` in `layout`, and with `format` for gathering rows if the layout can't."""
     product = format.arranged(layout)
-    return product if product.gathers else TiedFormat(product, format)
+    return product if isinstance(product, RowFormat) else TiedFormat(product, format)

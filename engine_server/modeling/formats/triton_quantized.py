@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from engine_server.modeling.formats.codecs import E2M1, E4M3, E8M0, FLOAT, INT4, INT8
 from engine_server.modeling.formats.grouped import GroupedFormat
 from engine_server.modeling.formats.products import Product, ProductTable
-from engine_server.modeling.formats.weight_format import WeightFormat
+from engine_server.modeling.formats.weight_format import RowFormat
 from engine_server.modeling.kernels.codes import FLOAT4, FLOAT8, QuantizedWeight
 from engine_server.modeling.kernels.quantized_matmul import multiply
 
@@ -13,7 +13,7 @@ from engine_server.modeling.kernels.quantized_matmul import multiply
 BITS = {INT4: 4, INT8: 8, E4M3: FLOAT8.value, E2M1: FLOAT4.value}
 
 
-class TritonQuantizedFormat(WeightFormat):
+class TritonQuantizedFormat(RowFormat):
     """The tensors of a quantised format, which stay as they are."""
 
     def __init__(self, format: GroupedFormat) -> None:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -34,15 +34,7 @@ class Cut(NamedTuple):
 
 
 class WeightFormat(ABC):
-    """The weight of one layer, and its bias if it has one.
-
-    A checkpoint's format can be read (`load`), cut for a rank (`shard`) and joined with others of the same input
-    (`concat`). A `WeightLayout` may then convert it to another format, for one kind of device, that can only multiply
-    (`apply`) and gather rows (`gather`).
-    """
-
-    # `gather` is supported.
-    gathers: ClassVar[bool] = True
+    """The product with the weight of one layer, and its bias if it has one."""
 
     @property
     def fixed_order(self) -> bool:
@@ -53,24 +45,6 @@ class WeightFormat(ABC):
     def opaque(self) -> list[Tensor]:
         """The tensors that are no parameters, since only the library that made them can move or read them."""
         return []
-
-    @classmethod
-    def load(cls, weight: Tensor, bias: Tensor | None) -> Self:
-        """Take over a checkpoint's tensors. weight: [..., out, in]; bias: [out]."""
-        raise TypeError(f"{cls.__name__} is not read from checkpoints")
-
-    def shard(self, cut: Cut) -> "WeightFormat":
-        """Return one rank's part. Of a weight that is cut along its inputs, rank 0 alone keeps the bias."""
-        raise TypeError(f"{type(self).__name__} is built from weights that are already cut")
-
-    @classmethod
-    def concat(cls, formats: Sequence[Self]) -> Self:
-        """Join formats of one input: the outputs of the result are theirs, one after another."""
-        raise TypeError(f"{cls.__name__} is built from weights that are already joined")
-
-    def can_join(self, other: "WeightFormat") -> bool:
-        """Return True if `concat` joins this with `other`."""
-        return type(self) is type(other)
 
     def arranged(self, layout: "WeightLayout") -> "WeightFormat":
         """Return this in `layout`, or its parts if it has several."""
@@ -84,9 +58,33 @@ class WeightFormat(ABC):
     def apply(self, values: Tensor) -> Tensor:
         """Return values @ weight.T + bias: [..., in] to [..., out]."""
 
+
+class RowFormat(WeightFormat):
+    """A format that returns rows of its weight too, as an embedding does."""
+
+    @abstractmethod
     def gather(self, rows: Tensor) -> Tensor:
         """Return rows of the weight: int64 [...] to [..., in]."""
-        raise TypeError(f"{type(self).__name__} can't gather rows")
+
+
+class Weight(RowFormat):
+    """A weight as a checkpoint has it: it can be cut for a rank, and joined with others of the same input.
+
+    A `WeightLayout` may then convert it to another format, for one kind of device.
+    """
+
+    @abstractmethod
+    def shard(self, cut: Cut) -> "Weight":
+        """Return one rank's part. Of a weight that is cut along its inputs, rank 0 alone keeps the bias."""
+
+    @abstractmethod
+    def can_join(self, other: WeightFormat) -> bool:
+        """Return True if `concat` joins this with `other`."""
+
+    @classmethod
+    @abstractmethod
+    def concat(cls, formats: Sequence[Self]) -> Self:
+        """Join formats of one input: the outputs of the result are theirs, one after another."""
 
 
 # Converts a checkpoint's format to the one that multiplies fastest on a device, which may be the same.

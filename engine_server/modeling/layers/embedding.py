@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from engine_server.modeling.formats.products import as_loaded
 from engine_server.modeling.formats.quantized_tensor import format_of
-from engine_server.modeling.formats.weight_format import WeightFormat, WeightLayout
+from engine_server.modeling.formats.weight_format import RowFormat, Weight, WeightLayout
 from engine_server.modeling.layers.sharding import Sharding
 from engine_server.modeling.layers.weight_layer import WeightLayer, derived_class
 
@@ -13,7 +13,7 @@ from engine_server.modeling.layers.weight_layer import WeightLayer, derived_clas
 class Embedding(WeightLayer, nn.Embedding):
     """An embedding, [...] to [..., hidden]. It may share its format with a linear layer that is tied to it."""
 
-    format: WeightFormat | None = None
+    format: RowFormat | None = None
     layout: WeightLayout = as_loaded
     sharding: Sharding | None = None
     # Rows of the table, of which a rank may have a part.
@@ -28,10 +28,12 @@ class Embedding(WeightLayer, nn.Embedding):
     def receive(self, name: str, tensor: Tensor) -> None:
         self.take(format_of(tensor, None))
 
-    def take(self, whole: WeightFormat) -> None:
+    def take(self, whole: Weight) -> None:
         """Gather from `whole` from now on, or from this rank's part of it."""
         own = whole if self.sharding is None else whole.shard(self.sharding.cut)
-        self.format = own.arranged(self.layout)
+        format = own.arranged(self.layout)
+        assert isinstance(format, RowFormat)
+        self.format = format
 
     def settle(self) -> None:
         if self.format is None:

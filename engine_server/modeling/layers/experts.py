@@ -21,7 +21,7 @@ class ReceivedParameters(WeightLayer):
     formats: dict[str, WeightFormat]
 
     def receive(self, name: str, tensor: Tensor) -> None:
-        whole = DenseFormat.load(dense(tensor), None)
+        whole = DenseFormat(dense(tensor))
         format = whole.shard(self.cuts[name]) if name in self.cuts else whole
         format.weight._is_hf_initialized = True  # type: ignore[attr-defined]
         self.formats[name] = format

@@ -8,7 +8,7 @@ from engine_server.modeling.formats.dense import DenseFormat
 from engine_server.modeling.formats.products import as_loaded
 from engine_server.modeling.formats.quantized_tensor import QuantizedTensor
 from engine_server.modeling.formats.stacked import StackedFormat
-from engine_server.modeling.formats.weight_format import WeightFormat, WeightLayout
+from engine_server.modeling.formats.weight_format import Weight, WeightFormat, WeightLayout
 from engine_server.modeling.layers.gated_experts import GatedExperts
 
 
@@ -38,7 +38,7 @@ class FormattedExperts(GatedExperts):
                 [self.own_part(weight, format).arranged(self.layout) for format in whole]
             )
 
-    def _experts(self, weight: Tensor, bias: Tensor | None) -> Iterator[WeightFormat]:
+    def _experts(self, weight: Tensor, bias: Tensor | None) -> Iterator[Weight]:
         """Return the weight [out, in] of each expert."""
         for number in range(len(weight)):
             own_bias = None if bias is None else bias[number]
@@ -47,12 +47,14 @@ class FormattedExperts(GatedExperts):
                     isinstance(weight.format, StackedFormat)
                     and weight.format.transposed == self.is_transposed
                 )
-                yield weight.format.experts[number].with_bias(own_bias)
+                expert = weight.format.experts[number].with_bias(own_bias)
+                assert isinstance(expert, Weight)
+                yield expert
             else:
                 matrix = weight[number].t().contiguous() if self.is_transposed else weight[number]
-                yield DenseFormat.load(matrix, own_bias)
+                yield DenseFormat(matrix, own_bias)
 
-    def own_part(self, name: str, whole: WeightFormat) -> WeightFormat:
+    def own_part(self, name: str, whole: Weight) -> Weight:
         """Return this rank's part of one expert's weight."""
         cut = self.cut_of_expert(name)
         return whole if cut is None else whole.shard(cut)

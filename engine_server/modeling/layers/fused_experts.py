@@ -11,9 +11,10 @@ from torch import Tensor
 
 from engine_server.modeling.formats.dense import DenseFormat
 from engine_server.modeling.formats.grouped import GroupedFormat
+from engine_server.modeling.formats.joined import JoinedFormat, join
 from engine_server.modeling.formats.reordered import ReorderedFormat
 from engine_server.modeling.formats.triton_quantized import TritonQuantizedFormat, kernel_weight
-from engine_server.modeling.formats.weight_format import WeightFormat
+from engine_server.modeling.formats.weight_format import Weight, WeightFormat
 from engine_server.modeling.kernels.activation import Activation, gated
 from engine_server.modeling.kernels.expert_launch import launch_for
 from engine_server.modeling.kernels.expert_products import ExpertWeights, multiply
@@ -63,16 +64,16 @@ class FusedExperts(FormattedExperts):
         gate = vars(self).get("_apply_gate")
         return gate.args[0] if isinstance(gate, partial) and gate.func is gated else None
 
-    def own_part(self, name: str, whole: WeightFormat) -> WeightFormat:
+    def own_part(self, name: str, whole: Weight) -> Weight:
         part = super().own_part(name, whole)
         return part.dequantised() if isinstance(part, ReorderedFormat) else part
 
     def joined(self, experts: Sequence[WeightFormat]) -> Sequence[WeightFormat]:
         plain = [one.format if isinstance(one, TritonQuantizedFormat) else one for one in experts]
-        first = plain[0]
-        if not all(first.can_join(other) for other in plain):
-            plain = [one.dequantised() if isinstance(one, GroupedFormat) else one for one in plain]
-        return [type(plain[0]).concat(plain)]
+        whole = join(plain)
+        if isinstance(whole, JoinedFormat):  # their forms differ
+            whole = join([one.dequantised() if isinstance(one, GroupedFormat) else one for one in plain])
+        return [whole]
 
     def weights(self, name: str) -> ExpertWeights:
         """Return a weight as the kernels take it."""

@@ -10,7 +10,7 @@ from transformers.pytorch_utils import Conv1D
 from engine_server.modeling.formats.dense import DenseFormat
 from engine_server.modeling.formats.joined import join
 from engine_server.modeling.formats.quantized_tensor import format_of
-from engine_server.modeling.formats.weight_format import WeightFormat, WeightLayout
+from engine_server.modeling.formats.weight_format import Weight, WeightFormat, WeightLayout
 from engine_server.modeling.layers.ahead import Ahead
 from engine_server.modeling.layers.sharding import Sharding
 from engine_server.modeling.layers.weight_layer import WeightLayer
@@ -65,7 +65,7 @@ class Linear(WeightLayer, nn.Linear):
         """Compute these outputs alone, on every rank, from a weight that is yet to be received."""
         self.kept, self.sharding, self.out_features = outputs, None, len(outputs)
 
-    def take(self, whole: WeightFormat) -> None:
+    def take(self, whole: Weight) -> None:
         """Use `whole`, or this rank's part of it, as the layer's weight."""
         if self.kept is not None:
             whole = rows_of(whole, self.kept)
@@ -90,7 +90,7 @@ class Linear(WeightLayer, nn.Linear):
         return weight.t().contiguous() if self.transposed else weight
 
 
-def rows_of(whole: WeightFormat, rows: Sequence[int]) -> DenseFormat:
+def rows_of(whole: Weight, rows: Sequence[int]) -> DenseFormat:
     """Return a copy of some rows of a weight in a checkpoint's format, with their bias."""
     parameters = whole.parameters()
     index = torch.tensor(rows, device=next(iter(parameters.values())).device)

@@ -10,7 +10,7 @@ from typing import Protocol
 from torch import Tensor
 
 from engine_server.modeling.device.communicator import Communicator
-from engine_server.modeling.formats.weight_format import Cut, WeightFormat
+from engine_server.modeling.formats.weight_format import Cut, RowFormat, WeightFormat
 
 
 class Sharding(Protocol):
@@ -75,5 +75,6 @@ class Vocabulary:
         """Return the embeddings: [...] to [..., hidden]."""
         rows = token_ids - self.ranks.rank * self.width
         elsewhere = (rows < 0) | (rows >= self.width)
+        assert isinstance(format, RowFormat)
         states = format.gather(rows.masked_fill(elsewhere, 0))
         return self.ranks.sum(states.masked_fill(elsewhere.unsqueeze(-1), 0))

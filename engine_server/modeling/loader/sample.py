@@ -81,7 +81,7 @@ def sample_copy(model: PreTrainedModel, device: torch.device, context: int = sys
     replace_linears(copy, as_loaded)
     for number, module in enumerate(copy.modules()):
         if isinstance(module, Linear):
-            module.take(SampleFormat.of(module, number, device))
+            module.format = SampleFormat.of(module, number, device)
         elif has_experts(module):
             module.__class__ = derived_class((SampleExperts, type(module)), type(module))
         else:
