@@ -6,6 +6,7 @@ from typing import Any
 import openai
 import pytest
 from cluster_manifests import llmdeployment
+from llm_operator.flags import LEASE_NAME
 from llm_operator.kinds import OWNED
 from waiting import until
 
@@ -16,6 +17,8 @@ OF_LLMDEPLOYMENTS = [f"{kind.plural}.{kind.group}".rstrip(".") for kind in OWNED
 CHILDREN = ",".join((*OF_LLMDEPLOYMENTS, "endpointslices", "secrets", "leases"))
 EVERYTHING = f"{CHILDREN},roles,rolebindings"
 OF_ANY_NAMESPACE = {"serviceaccount/default", "configmap/kube-root-ca.crt"}
+# The operator's, which makes it.
+LEASE = f"lease.coordination.k8s.io/{LEASE_NAME}"
 OPERATOR = ("deploy/fairlead-operator", "-n", SYSTEM)
 
 
@@ -81,7 +84,7 @@ def edit_is_observed(cluster: Any, name: str) -> None:
 
 
 def uninstall(cluster: Any) -> None:
-    """Uninstall a release that works, or what a failed test has left of it, and check that nothing is left."""
+    """Uninstall a release that works, or what a failed test has left of it, and check that only the Lease is left."""
     if cluster.names("deployments", SYSTEM):
         cluster.kubectl("wait", "--for=condition=Available", *OPERATOR, "--timeout=60s")
     cluster.run("helm", "uninstall", "fairlead", "--namespace", SYSTEM, "--wait", "--ignore-not-found")
@@ -89,7 +92,11 @@ def uninstall(cluster: Any) -> None:
 
     def left() -> set[str]:
         found = {*cluster.names(EVERYTHING, SYSTEM), *cluster.names(EVERYTHING, NAMESPACE, mine)}
-        return (found | {*cluster.names("clusterroles,clusterrolebindings", SYSTEM, mine)}) - OF_ANY_NAMESPACE
+        return (
+            (found | {*cluster.names("clusterroles,clusterrolebindings", SYSTEM, mine)})
+            - OF_ANY_NAMESPACE
+            - {LEASE}
+        )
 
     until(lambda: not left(), "nothing of the release is left")
     assert cluster.names("crd", SYSTEM, mine) == [
