@@ -1,4 +1,4 @@
-"""What fetches from each source: a module each."""
+"""The modules that fetch models and adapters, by the kind of source."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

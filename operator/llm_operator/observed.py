@@ -11,6 +11,7 @@ from engine_server.contract.cluster import labels
 from engine_server.contract.cluster.adapters import AdapterState, WantedAdapters
 from engine_server.contract.cluster.api import Key
 from engine_server.contract.cluster.model_folder import reports_no_model
+from llm_operator.api.status import Scaling
 
 # A Kubernetes object as the API server sends and takes it.
 Manifest = dict[str, Any]
@@ -59,13 +60,6 @@ class KeyHashes(NamedTuple):
 
     router: tuple[str, ...] = ()
     admin: tuple[str, ...] = ()
-
-
-class Scaling(NamedTuple):
-    """The last decision of the autoscaler that was reported."""
-
-    wanted: int
-    reason: str
 
 
 class Replica(NamedTuple):

@@ -34,7 +34,7 @@ class Start(Section, frozen=True, omit_defaults=False):
     ready: Annotated[Count | None, about("From the warm-up until the pod was ready.")] = None
 
 
-class ReportedScaling(Section, frozen=True, omit_defaults=False):
+class Scaling(Section, frozen=True, omit_defaults=False):
     wanted: Annotated[Count, about("The replicas that the operator wants.")]
     reason: Annotated[str, about("Why, in one word for programs.")]
 
@@ -97,7 +97,7 @@ class Status(Section, frozen=True, omit_defaults=False):
         ),
     ] = None
     autoscaling: Annotated[
-        ReportedScaling | None,
+        Scaling | None,
         about("With autoscaling: the last decision of the operator, as it has changed."),
     ] = None
     adapters: Annotated[

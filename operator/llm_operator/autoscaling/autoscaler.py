@@ -15,6 +15,7 @@ from kubernetes.aio.client import ApiException
 from engine_server.contract.cluster.api import Key
 from engine_server.contract.cluster.demand import DemandReport, DeploymentDemand
 from llm_operator import metrics
+from llm_operator.api.status import Scaling
 from llm_operator.autoscaling.decision import Decision, decide
 from llm_operator.autoscaling.history import History, Load, Sample, Summary
 from llm_operator.autoscaling.routers import Reports, Routers
@@ -23,7 +24,7 @@ from llm_operator.control.cluster import Cluster
 from llm_operator.control.events import Events
 from llm_operator.control.scaling_reports import ScalingReports
 from llm_operator.control.watching.scales import Scale, Scales
-from llm_operator.observed import Manifest, Scaling
+from llm_operator.observed import Manifest
 from llm_operator.status.news import News
 
 INTERVAL_SECONDS = 1.0

@@ -12,6 +12,7 @@ from kubernetes.aio.client import ApiException
 from engine_server.contract.cluster.api import Key
 from engine_server.contract.cluster.reasons import Reason
 from llm_operator import metrics
+from llm_operator.api.status import Scaling
 from llm_operator.control.adapter_pusher import AdapterPusher, Goal
 from llm_operator.control.api_errors import FAILURES, describe, is_rejection, is_transient, outage_seconds
 from llm_operator.control.cluster import Cluster
@@ -49,7 +50,6 @@ from llm_operator.observed import (
     Manifest,
     Observed,
     Problem,
-    Scaling,
     claim_key,
     workload_key,
 )

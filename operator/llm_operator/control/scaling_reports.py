@@ -7,8 +7,8 @@ from typing import NamedTuple
 import msgspec
 
 from engine_server.contract.cluster.api import Key
-from llm_operator.api.status import ReportedScaling
-from llm_operator.observed import Manifest, Scaling
+from llm_operator.api.status import Scaling
+from llm_operator.observed import Manifest
 
 # A new reason for the same number is reported after so long. Reasons may change with each decision.
 REASON_SECONDS = 10.0
@@ -17,10 +17,9 @@ REASON_SECONDS = 10.0
 def reported_scaling(manifest: Manifest) -> Scaling | None:
     """Return the decision in the status of an LLMDeployment, None without a valid one."""
     try:
-        reported = msgspec.convert(manifest.get("status", {}).get("autoscaling"), ReportedScaling | None)
+        return msgspec.convert(manifest.get("status", {}).get("autoscaling"), Scaling | None)
     except msgspec.ValidationError:
         return None
-    return Scaling(reported.wanted, reported.reason) if reported else None
 
 
 class Told(NamedTuple):

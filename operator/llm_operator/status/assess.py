@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from engine_server.contract.cluster.labels import ENGINE_CONTAINER, selector_text
 from llm_operator.api.spec import LLMDeploymentSpec
-from llm_operator.api.status import Condition, ConditionStatus, ReportedScaling, Status
+from llm_operator.api.status import Condition, ConditionStatus, Status
 from llm_operator.observed import Manifest, Observed, timestamp, workload_key
 from llm_operator.status.adapters import served_adapters
 from llm_operator.status.commits import mixed_revisions, served_commits
@@ -43,9 +43,7 @@ def assess(spec: LLMDeploymentSpec | None, observed: Observed) -> Status:
         failed_start=failure,
         selector=selector_text(observed.key.name),
         commits=served_commits(observed),
-        autoscaling=ReportedScaling(*observed.scaling)
-        if evidence.is_autoscaled and observed.scaling
-        else None,
+        autoscaling=observed.scaling if evidence.is_autoscaled else None,
         adapters=served_adapters(spec, observed),
         conditions=tuple(
             dated(row.type, verdict, observed) for row in CONDITIONS if (verdict := row.verdict(evidence))

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from kubernetes.aio.client import ApiException
 from llm_operator.api.sections.autoscaling import Autoscaling
+from llm_operator.api.status import Scaling
 from llm_operator.autoscaling.autoscaler import Autoscaler
 from llm_operator.autoscaling.routers import Reports
 from llm_operator.control.scaling_reports import ScalingReports
 from llm_operator.control.watching.scales import Scale, Scales
-from llm_operator.observed import Scaling
 from waiting import until_async
 
 from engine_server.contract.cluster.api import Key

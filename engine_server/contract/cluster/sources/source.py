@@ -1,4 +1,4 @@
-"""What a source of models declares. Programs that download import the one that fetches from it only where they do."""
+"""The declaration of a source of models: its grammar, its names for people, and what a Secret gives it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
