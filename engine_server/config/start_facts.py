@@ -19,3 +19,5 @@ class StartFacts(msgspec.Struct, frozen=True):
     # Number of states of recurrent layers, and the bytes of each; 0: the model has no recurrent layers.
     num_state_slots: int = 0
     bytes_per_state: int = 0
+    # Why the model takes no pictures; empty if it takes them.
+    refuses_pictures: str = "the model takes text alone"

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
+from engine_server.requests.pictures import PromptPicture
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -29,11 +31,13 @@ class TokensPrompt(Resumable):
 
     prompt: the text to return with them.
     token_type_ids: for an encoder's two texts, 0 for each token of the first and 1 for each of the second.
+    pictures: those that the prompt's placeholders stand for, in order.
     """
 
     prompt_token_ids: list[int]
     prompt: NotRequired[str]
     token_type_ids: NotRequired[list[int]]
+    pictures: NotRequired[list[PromptPicture]]
 
 
 class EmbedsPrompt(TypedDict):
