@@ -139,7 +139,7 @@ def read_stream(answer: HttpMessage) -> dict[str, Any]:
             "id": journal.id,
             "created": journal.created,
             "seed": journal.seed,
-            "token_ids": journal.token_ids.tolist(),
+            "token_ids": list(journal.token_ids),
             "events": journal.events,
             "usage": journal.usage and msgspec.to_builtins(journal.usage),
             "ended": journal.ended,

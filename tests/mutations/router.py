@@ -97,8 +97,8 @@ FAULTS = (
     Fault(
         "a continued stream repeats or loses events of a report with several",
         f"{REQUESTS}/journal.py",
-        "        self.events += report.events\n",
-        "        self.events += 1\n",
+        "len(report.token_ids), report.events)",
+        "len(report.token_ids), 1)",
         (f"{TESTS}/test_journal.py", f"{TESTS}/test_event_reader.py", f"{TESTS}/test_resume.py"),
     ),
 )

@@ -1,6 +1,6 @@
 """The journal of a stream: all that another engine needs to continue it."""
 
-from array import array
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -16,12 +16,16 @@ from engine_server.contract.wire.router_head import RESUME_LINE
 from engine_server.router.http.wire import Message, Request
 from engine_server.router.requests.answer_memory import FREE_BYTES, AnswerMemory
 
+# What a token counts. An id and its comma take no more if it is below ten millions.
 TOKEN_BYTES = 8
 # A longer stream is not resumed.
 MAX_TOKENS = (1 << 20) // TOKEN_BYTES
 # A longer one claims memory for its tokens, and is not resumed if there is none.
 FREE_TOKENS = FREE_BYTES // TOKEN_BYTES
 MAX_RESUMES = 3
+
+_encode_ids = msgspec.json.Encoder().encode
+_decode_ids = msgspec.json.Decoder(list[int]).decode
 
 
 class StreamState(msgspec.Struct, frozen=True):
@@ -35,7 +39,8 @@ class StreamState(msgspec.Struct, frozen=True):
     fingerprint: bytes
 
 
-class Journal(msgspec.Struct):
+@dataclass(slots=True)
+class Journal:
     """Records the groups of events that were sent to the client of one stream, over all engines that answer it."""
 
     # The fingerprint (`Fairlead-Model`) of the engine that began the stream; empty if it has none.
@@ -50,10 +55,10 @@ class Journal(msgspec.Struct):
     cached_tokens: int | None = None
     prompt_tokens: int | None = None
     prompt_hash: str | None = None
-    # Of all reports whose events were forwarded.
-    token_ids: "array[int]" = msgspec.field(default_factory=lambda: array("q"))
-    # Number of further ones, which are not kept.
-    num_forgotten: int = 0
+    # The number of tokens in all reports whose events were forwarded.
+    num_tokens: int = 0
+    # Their ids as in reports, with a comma after each; none if they are not kept.
+    id_text: bytearray = field(default_factory=bytearray)
     # Number of events with data that were forwarded, and of a first one without.
     events: int = 0
     # Known at the end of the stream.
@@ -85,9 +90,9 @@ class Journal(msgspec.Struct):
         return StreamTerms(self.cached_tokens, self.prompt_hash, self.settings.decode() or None)
 
     @property
-    def num_tokens(self) -> int:
-        """The number of tokens in all reports whose events were forwarded."""
-        return len(self.token_ids) + self.num_forgotten
+    def token_ids(self) -> list[int]:
+        """The ids of the tokens in all reports whose events were forwarded; none if they are not kept."""
+        return _decode_ids(b"[" + self.id_text[:-1] + b"]")
 
     @property
     def known_usage(self) -> ReportedUsage | None:
@@ -101,7 +106,8 @@ class Journal(msgspec.Struct):
         self.resumes += 1
         if not self.begun:
             self.fingerprint = self.settings = b""
-            del self.token_ids[:]
+            self.num_tokens = 0
+            self.id_text.clear()
 
     def record(self, report: TokenReport) -> None:
         """Record a report whose events are forwarded."""
@@ -109,17 +115,22 @@ class Journal(msgspec.Struct):
             self.id, self.created, self.seed = report.id, report.created or 0, report.seed
             self.cached_tokens, self.prompt_tokens = report.cached_tokens, report.prompt_tokens
             self.prompt_hash = report.prompt_hash
-        self.events += report.events
         if report.usage is not None:
+            self.events += report.events
             self.usage = report.usage
             self.ended = True
-        elif self.complete:
-            self.token_ids.extend(report.token_ids)
-            count = len(self.token_ids)
-            if count > MAX_TOKENS or (count > FREE_TOKENS and not self.cover(0)):
-                self.forgo()
         else:
-            self.num_forgotten += len(report.token_ids)
+            self.record_tokens(_encode_ids(report.token_ids)[1:-1], len(report.token_ids), report.events)
+
+    def record_tokens(self, ids: bytes, count: int, events: int) -> None:
+        """Record tokens and the events that are forwarded with them. ids: theirs, valid ones, with commas between."""
+        self.events += events
+        self.num_tokens = total = self.num_tokens + count
+        if count and self.complete:
+            self.id_text += ids
+            self.id_text += b","
+            if total > MAX_TOKENS or (total > FREE_TOKENS and not self.cover(0)):
+                self.forgo()
 
     def record_unreported(self) -> None:
         """Record an event that no report covers: the engine doesn't report this stream's tokens."""
@@ -128,7 +139,8 @@ class Journal(msgspec.Struct):
 
     def cover(self, size: int) -> bool:
         """Hold the tokens and `size` bytes of unfinished events. Return False if there is no memory for them."""
-        return self.memory is None or self.memory.cover(TOKEN_BYTES * len(self.token_ids) + size)
+        tokens = self.num_tokens if self.complete else 0
+        return self.memory is None or self.memory.cover(TOKEN_BYTES * tokens + size)
 
     def release(self) -> None:
         """Return the memory: the stream has ended."""
@@ -138,8 +150,7 @@ class Journal(msgspec.Struct):
     def forgo(self) -> None:
         """Keep no tokens any more: the stream can't be resumed."""
         self.complete = False
-        self.num_forgotten += len(self.token_ids)
-        del self.token_ids[:]
+        self.id_text.clear()
 
 
 def resume_body(body: bytes | bytearray, journal: Journal) -> bytes:
@@ -147,19 +158,18 @@ def resume_body(body: bytes | bytearray, journal: Journal) -> bytes:
 
     The field comes last: engines take the last of several fields of one name, so a client's own has no effect.
     """
-    token_ids = journal.token_ids.tolist()
     resume = Resume(
         id=journal.id,
         created=journal.created,
         seed=journal.seed,
         model=journal.fingerprint.decode("latin-1"),
-        token_ids=token_ids,
+        token_ids=journal.token_ids,
         events=journal.events,
     )
-    field = b',"%b":%b' % (ROUTER_FIELD.encode(), msgspec.json.encode(RouterFields(resume)))
+    added = b',"%b":%b' % (ROUTER_FIELD.encode(), msgspec.json.encode(RouterFields(resume)))
     end = body.rindex(b"}")
     view = memoryview(body)
-    return b"".join((view[:end], field, view[end:]))
+    return b"".join((view[:end], added, view[end:]))
 
 
 def resume_message(request: Request, lines: bytes, journal: Journal) -> Message:

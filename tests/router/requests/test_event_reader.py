@@ -58,7 +58,7 @@ def test_client_gets_the_same_whole_groups_wherever_the_stream_is_split(stream, 
     assert b"".join(forwarded) == b"".join(expected)
     boundaries = {len(b"".join(expected[:count])) for count in range(len(expected) + 1)}
     assert {len(b"".join(forwarded[: count + 1])) for count in range(len(forwarded))} <= boundaries
-    assert journal.token_ids.tolist() == tokens
+    assert journal.token_ids == tokens
     assert journal.events == sum(part.count(b"\n\n") for part in expected if part is not KEEP_ALIVE)
     assert not reader.error
 
@@ -77,7 +77,7 @@ def test_journal_covers_the_forwarded_events_after_each_byte():
         assert journal.events == events
         assert journal.ended == sent.endswith(DONE)
     assert sent == EVENTS[0] + EVENTS[1] + KEEP_ALIVE + EVENTS[2] + KEEP_ALIVE + EVENTS[0] + DONE
-    assert journal.token_ids.tolist() == [1, 2, 3, 4]
+    assert journal.token_ids == [1, 2, 3, 4]
     assert reader.end() == b""
 
 
