@@ -101,4 +101,18 @@ FAULTS = (
         "len(report.token_ids), 1)",
         (f"{TESTS}/test_journal.py", f"{TESTS}/test_event_reader.py", f"{TESTS}/test_resume.py"),
     ),
+    Fault(
+        "a chunk with another length than it says passes in the steady state of a stream",
+        f"{REQUESTS}/steady_stream.py",
+        "if seed == self._seed and _is_size_of(size, data):",
+        "if seed == self._seed:",
+        (f"{TESTS}/test_steady_stream.py",),
+    ),
+    Fault(
+        "a seed that no engine takes back passes in the steady state of a stream",
+        f"{REQUESTS}/steady_stream.py",
+        "if seed == self._seed and _is_size_of(size, data):",
+        "if _is_size_of(size, data):",
+        (f"{TESTS}/test_steady_stream.py",),
+    ),
 )

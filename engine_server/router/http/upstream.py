@@ -11,7 +11,7 @@ from engine_server.router.http.exchange import Exchange, wait_for
 from engine_server.router.http.forwarded_fields import ANSWER_FIELDS, ForwardedFields
 from engine_server.router.http.limits import Limits
 from engine_server.router.http.transport import IMPATIENT, PATIENT, configure_transport, detect_loss
-from engine_server.router.http.wire import Fields, Message
+from engine_server.router.http.wire import Fields, Message, chunk
 from engine_server.router.routing.endpoint import Endpoint, EngineAddress
 
 # Connects to a pod that is gone are not refused for a while but get no answer at all.
@@ -54,9 +54,17 @@ class Receiver(Protocol):
         """Act on what was taken: no more has arrived yet."""
         ...
 
+    def steady_state(self, data: bytes) -> asyncio.Protocol | None:
+        """Return the protocol that takes what follows `data`, one whole chunk that was taken; None: no other does."""
+        ...
+
 
 class EngineConnection(asyncio.Protocol):
-    """Parses answers as bytes arrive. Each is given to a receiver of its own, which gets nothing after its release."""
+    """Parses answers as bytes arrive. Each is given to a receiver of its own, which gets nothing after its release.
+
+    Between two chunks of a body its receiver may have another protocol read the transport (`steady_state`), which gives
+    it back between two chunks, with the first read that it does not forward: the parser misses whole chunks alone.
+    """
 
     send: Callable[[Message], None]
 
@@ -100,7 +108,13 @@ class EngineConnection(asyncio.Protocol):
                 detect_loss(self.transport, PATIENT)
             self._pool.put(self)
         else:
+            self.transport.set_protocol(self)
             self.transport.abort()
+
+    def take_back(self, data: bytes) -> None:
+        """Read the transport again, from `data` on, which begins between two chunks."""
+        self.transport.set_protocol(self)
+        self.data_received(data)
 
     def detect_loss_early(self) -> None:
         """Notice within seconds if the engine's machine is lost, until the release: its answer has begun."""
@@ -122,6 +136,7 @@ class EngineConnection(asyncio.Protocol):
             self.transport.abort()  # it answers more than it was asked
             return
         self._head_size += len(data)
+        is_one_piece = False
         try:
             try:
                 self._parser.feed_data(data)
@@ -130,6 +145,7 @@ class EngineConnection(asyncio.Protocol):
                     self._head_size = 0
                     for piece in self._pieces:
                         receiver.on_body(piece)
+                    is_one_piece = len(self._pieces) == 1
                     self._pieces.clear()
                 elif self._head_size > LIMITS.head and not self._ended:
                     receiver.on_excess()
@@ -139,6 +155,10 @@ class EngineConnection(asyncio.Protocol):
             self._reusable = False
             receiver.on_failure()
         receiver.flush()
+        if is_one_piece and self._receiver is receiver:
+            protocol = receiver.steady_state(data)
+            if protocol is not None and data == chunk(piece):
+                self.transport.set_protocol(protocol)
 
     def connection_lost(self, exc: Exception | None) -> None:
         receiver = self._receiver

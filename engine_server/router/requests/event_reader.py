@@ -36,11 +36,11 @@ class EventReader:
         "_held",
         "_journal",
         "_missing",
-        "_plain",
         "_report",
         "_searched",
         "broken",
         "error",
+        "plain",
         "starved",
     )
 
@@ -54,7 +54,7 @@ class EventReader:
         self._group = bytearray()
         self._missing = 0
         # Events have no reports: they are forwarded as they end.
-        self._plain = False
+        self.plain = False
         # The code of an error that the engine has reported and another one may not have. It is not forwarded.
         self.error: ErrorCode | None = None
         # Nothing more is read: after such an error, and if an event or a group is too large to wait for its end.
@@ -71,11 +71,16 @@ class EventReader:
                 if has_events_alone(data, start, report.events):  # as a rule
                     self._journal.record(report)
                     return data[start:]
-            elif self._plain and REPORT not in data:
+            elif self.plain and REPORT not in data:
                 # Empty events are no tokens, and an event of several lines is one.
                 self._journal.events += min(data.count(b"\n\n"), num_data_lines(data))
                 return data
         return self._read_in_parts(data)
+
+    @property
+    def at_rest(self) -> bool:
+        """True between two groups: nothing is held that waits for more."""
+        return not self._held and self._report is None
 
     @property
     def begun(self) -> bool:
@@ -89,7 +94,7 @@ class EventReader:
 
     def end(self) -> bytes | None:
         """Return the bytes to forward at the end of the stream; None if it ends before its last event."""
-        if self._journal.ended or self._plain or not self._journal.events:
+        if self._journal.ended or self.plain or not self._journal.events:
             return bytes(self._held) if self._report is None else None
         return None
 
@@ -153,14 +158,14 @@ class EventReader:
             self._journal.record(self._report)
             self._report, group, self._group = None, bytes(self._group), bytearray()
             return group
-        if self._plain or self._journal.ended:
+        if self.plain or self._journal.ended:
             self._journal.events += min(1, num_data_lines(event))
             return event
         error = reported_error(event)
         if self._breaks_off(error):
             return b""
         self._journal.ended = error is not None
-        self._plain = error is None
+        self.plain = error is None
         self._journal.record_unreported()
         return event
 

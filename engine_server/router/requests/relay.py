@@ -1,5 +1,7 @@
 """The relay of one answer from an engine to a client."""
 
+import asyncio
+
 import msgspec
 from msgspec.structs import replace
 
@@ -25,6 +27,7 @@ from engine_server.router.requests.outcome import (
     Refusal,
     read_refusal,
 )
+from engine_server.router.requests.steady_stream import steady_kind
 
 EVENT_STREAM = b"text/event-stream"
 UNENCODED = (b"", b"identity")
@@ -230,6 +233,15 @@ class Relay(Wait):
                 self.lifecycle.record_answer(self.status)
         if self.outcome is not None:
             self.exchange.resume(self)
+
+    def steady_state(self, data: bytes) -> asyncio.Protocol | None:
+        events, journal, connection = self.events, self.lifecycle.journal, self.connection
+        if events is None or self.outcome is not None or not (self.chunked and events.at_rest):
+            return None
+        kind = steady_kind(data, reported=not events.plain)
+        if kind is None or journal is None or connection is None:
+            return None
+        return kind(connection, self, journal, self.exchange.client.write)
 
     def _begin_stream(self, fingerprint: bytes, settings: bytes) -> None:
         """Read the body as a stream of events of an engine with this fingerprint and these settings of streams."""
