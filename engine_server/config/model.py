@@ -46,6 +46,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     # Logits are bitwise independent of batch composition. None: if that costs nothing, until the core has started.
     batch_invariant: bool | None = None
     skip_tokenizer_init: bool = False
+    # Of the tokens of prompts' segments; 0: none are kept.
+    tokenizer_cache_bytes: int = 0
     # Capture no CUDA graphs.
     enforce_eager: bool = False
     # Import paths of the logits processors that requests may name.

@@ -127,11 +127,11 @@ class FrontEnd:
             submission.params,
             submission.arrival_time,
             self.num_virtual(origin.prompt_adapter_request),
+            origin.caller.scope if origin.caller else None,
         )
         if request.params.reasoning is not None:
             request.params.reasoning.check(self.token_bytes)
         request.priority = self._priority(origin)
-        request.cache_scope = origin.caller.scope if origin.caller else None
         request.lora = check_lora(origin.lora_request, self.lora)
         request.prompt_adapter = self._prompt_adapter(origin.prompt_adapter_request)
         params = request.pooling or request.params

@@ -63,6 +63,11 @@ class ModelArguments:
     )
     tokenizer: str | None = argument(None, "a folder or a hub's name (default: the model's own)")
     skip_tokenizer_init: bool = argument(False, "accept and return token ids only")
+    tokenizer_cache_bytes: Amount = argument(
+        64 << 20,
+        "memory for the tokens of parts of prompts, which are not tokenized again when they return, as 64MiB; 0: none",
+        type=parse_size,
+    )
     enable_prompt_embeds: bool = argument(False, "take embeddings in place of a prompt's tokens")
     runner: Literal["auto", "generate", "pooling"] = argument(
         "auto", "generate text, or pool to vectors and scores; auto: the model's own task"

@@ -70,6 +70,7 @@ def describe_model(args: Arguments) -> ModelDescription:
         fit_max_model_len=args.max_model_len == -1,
         batch_invariant=args.batch_invariant,
         skip_tokenizer_init=args.skip_tokenizer_init,
+        tokenizer_cache_bytes=args.tokenizer_cache_bytes,
         enforce_eager=args.enforce_eager,
         logits_processors=args.logits_processors or [],
         pooling=pooling,

@@ -16,6 +16,8 @@ from engine_server.config import ModelConfig
 from engine_server.contract.base.quoting import quote
 from engine_server.engine.input.admission import check_arrival_time, check_params
 from engine_server.engine.input.prompt_fields import PromptFields, parse_prompt
+from engine_server.engine.input.segment_cache import SegmentCache, Sharers
+from engine_server.engine.input.segments import segmented
 from engine_server.engine.input.text_length import LONG_TEXT, TokenSpan, least_tokens, token_span
 from engine_server.engine.input.tokenizer import Truncation, backend_of, encode_texts
 from engine_server.requests.errors import InvalidRequestError
@@ -37,6 +39,9 @@ class Processor:
     def __init__(self, config: ModelConfig, tokenizer: PreTrainedTokenizerBase | None) -> None:
         self.config = config
         self.tokenizer = tokenizer
+        cache = SegmentCache(config.tokenizer_cache_bytes)
+        # None: no tokens of texts are kept.
+        self._segments = segmented(tokenizer, config.tokenizer, cache) if tokenizer and cache.limit else None
         self._seeds = random.Random(config.seed)
 
     def process(
@@ -45,11 +50,12 @@ class Processor:
         params: SamplingParams | PoolingParams,
         arrival_time: float | None = None,
         num_virtual: int = 0,
+        scope: str | None = None,
     ) -> tuple[AddRequest, str | None]:
         """Return the core's message without the ids of its requests, and the prompt's text if known.
 
         prompt: any of the forms of PromptType. arrival_time: seconds of the monotonic clock; None: now.
-        num_virtual: number of a prompt adapter's virtual tokens before the prompt.
+        num_virtual: number of a prompt adapter's virtual tokens before the prompt. scope: the caller's.
         """
         arrival = check_arrival_time(arrival_time)
         pooling = None
@@ -65,7 +71,8 @@ class Processor:
         if pooling is not None:
             self._put_prompt(fields, pooling)
             self._cut(fields, params.truncate_prompt_tokens)
-        token_ids = self._prompt_token_ids(fields, params.truncate_prompt_tokens, num_virtual)
+        sharers = Sharers(scope, fields.cache_salt)
+        token_ids = self._prompt_token_ids(fields, params.truncate_prompt_tokens, num_virtual, sharers)
         room = self._room(token_ids, num_virtual)
         self._check_resumed(fields.resume_token_ids, params, room)
         self._check_token_types(fields, len(token_ids))
@@ -91,6 +98,7 @@ class Processor:
             arrival=arrival,
             num_resumed=len(fields.resume_token_ids),
             cache_salt=fields.cache_salt,
+            cache_scope=scope,
             pooling=pooling,
             token_type_ids=fields.token_type_ids,
             spans=[fields.embeds] if fields.embeds else [],
@@ -133,12 +141,14 @@ class Processor:
             return
         (fields.token_ids,) = encode_texts(self.tokenizer, [fields.text or ""], Truncation(keep))
 
-    def _prompt_token_ids(self, fields: PromptFields, keep: int | None, num_virtual: int = 0) -> list[int]:
+    def _prompt_token_ids(
+        self, fields: PromptFields, keep: int | None, num_virtual: int = 0, sharers: Sharers | None = None
+    ) -> list[int]:
         """Return the last `keep` token ids of a prompt, inside the vocabulary."""
         token_ids = fields.token_ids
         if token_ids is None:
             limit = self.config.max_model_len if keep is None else None
-            token_ids = self.encode(fields.text or "", limit)
+            token_ids = self.encode(fields.text or "", limit, sharers=sharers)
         if keep == -1:
             keep = self.config.max_model_len - num_virtual - 1
         if keep is not None:
@@ -148,25 +158,49 @@ class Processor:
             self._check_token_ids(token_ids, "prompt")
         return token_ids
 
-    def encode(self, text: str, limit: int | None, add_special_tokens: bool = True) -> list[int]:
+    def encode(
+        self,
+        text: str,
+        limit: int | None,
+        add_special_tokens: bool = True,
+        sharers: Sharers | None = None,
+    ) -> list[int]:
         """Return the tokens of a text. Raises InvalidRequestError for a long one with more than `limit` tokens.
 
         No list is made of tokens that are too many, since other threads wait for it. None: any number. Any thread may
         call this.
+
+        sharers: who may find what is tokenized here; None: nobody, and nothing is found.
         """
         if self.tokenizer is None:
             raise InvalidRequestError("the engine has no tokenizer; give prompt_token_ids", "prompt")
         if limit is not None:
             self.check_length(text, limit)
+        if (
+            self._segments is not None
+            and sharers is not None
+            and not (add_special_tokens and self._adds_tokens)
+        ):
+            segments = self._segments.encode(text, sharers)
+            self._check_count(text, len(segments), limit)
+            return segments.tolist()
         (encoding,) = backend_of(self.tokenizer).encode_batch_fast(
             [text], add_special_tokens=add_special_tokens
         )
-        if limit is not None and len(text) > LONG_TEXT and len(encoding) > limit:
-            raise InvalidRequestError(
-                f"{self._limit(limit)}; the prompt has {len(encoding)} tokens. {SHORTER}", "prompt"
-            )
+        self._check_count(text, len(encoding), limit)
         token_ids: list[int] = encoding.ids
         return token_ids
+
+    @cached_property
+    def _adds_tokens(self) -> bool:
+        """True if the tokenizer adds special tokens to a text."""
+        return self.tokenizer is not None and backend_of(self.tokenizer).num_special_tokens_to_add(False) > 0
+
+    def _check_count(self, text: str, count: int, limit: int | None) -> None:
+        if limit is not None and len(text) > LONG_TEXT and count > limit:
+            raise InvalidRequestError(
+                f"{self._limit(limit)}; the prompt has {count} tokens. {SHORTER}", "prompt"
+            )
 
     def check_length(self, text: str, limit: int) -> None:
         """Raise InvalidRequestError for a long text of which a part decides that it has more than `limit` tokens."""

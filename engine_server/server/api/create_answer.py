@@ -41,7 +41,7 @@ async def create_answer(
     """
     context = request_context(model, body, headers)
     request, ignored = read_request(model, body, context)
-    prompts = await tokenize(model.engine, request.source, request.identity.created)
+    prompts = await tokenize(model.engine, request.source, context.origin.caller, request.identity.created)
     check_prompt(request, prompts)
     plan = plan_answer(model, request, prompts)
     check_work(model.engine, plan)
@@ -77,5 +77,6 @@ async def count_tokens(
     if most_tokens is not None:
         source = replace(source, most_tokens=most_tokens, cuts=())
     resume = resumed_stream(context.router, body.model_extra or {}, context.served.fingerprint)
-    prompts = await tokenize(model.engine, source, resume.created if resume else None)
+    created = resume.created if resume else None
+    prompts = await tokenize(model.engine, source, context.origin.caller, created)
     return sum(len(prompt.tokens["prompt_token_ids"]) for prompt in prompts)

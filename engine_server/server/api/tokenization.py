@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from engine_server.contract.base.bounds import DETOKENIZED_TOKENS, TOKENIZED_BYTES, TOKENIZED_TOKENS
 from engine_server.contract.wire.errors import ErrorCode
+from engine_server.engine.input.segment_cache import Sharers
 from engine_server.server.api import openapi
 from engine_server.server.api.chat.input import ChatInput
 from engine_server.server.api.chat.tools import Tools, tool_use, tools_by_path
@@ -104,8 +105,10 @@ def routes(host: EngineHost) -> APIRouter:
     @openapi.body(TokenizeRequest, Tokens)
     async def post_tokenize(request: Request) -> Response:
         body = parse_request(TokenizeRequest, await request.body())
-        served_model(host.model, body.model, router_head(request.headers))
-        return tokenizer_response(await tokenize(host.model, body))
+        router = router_head(request.headers)
+        served_model(host.model, body.model, router)
+        sharers = Sharers(router.caller.scope if router.caller else None)
+        return tokenizer_response(await tokenize(host.model, body, sharers))
 
     @router.post("/detokenize", response_model=None)
     @openapi.body(DetokenizeRequest, Detokenized)
@@ -123,15 +126,18 @@ def routes(host: EngineHost) -> APIRouter:
     return router
 
 
-async def tokenize(model: LoadedModel, request: TokenizeRequest) -> Tokens:
+async def tokenize(model: LoadedModel, request: TokenizeRequest, sharers: Sharers) -> Tokens:
     tokenizer = require_tokenizer(model)
     prompt, special = request.prompt, request.add_special_tokens is not False
     if prompt is None:
         chat = requested_chat(model, request)
-        token_ids = (await tokenize_chat(model.engine, chat, model.max_model_len))["prompt_token_ids"]
+        tokens = await tokenize_chat(model.engine, chat, model.max_model_len, sharers)
+        token_ids = tokens["prompt_token_ids"]
     else:
         processor, most = await model.engine.get_input_preprocessor(), TOKENIZED_TOKENS.limit
-        token_ids = await run_by_size(len(prompt), lambda: encode(processor, prompt, most, special, "prompt"))
+        token_ids = await run_by_size(
+            len(prompt), lambda: encode(processor, prompt, most, special, "prompt", sharers)
+        )
 
     def report() -> Tokens:
         names = tokenizer.convert_ids_to_tokens(token_ids) if request.return_token_strs else None

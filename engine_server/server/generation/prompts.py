@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from engine_server.contract.wire.errors import ErrorCode
+from engine_server.engine.input.segment_cache import Sharers
 from engine_server.engine.loop.turns import Turns
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.server.generation.answer_start import NO_START, AnswerStart
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
+    from engine_server.contract.base.caller import ReportedCaller
     from engine_server.engine.async_llm import AsyncLLMEngine
     from engine_server.engine.input.processor import Processor
     from engine_server.requests.prompts import TokensPrompt
@@ -113,22 +115,23 @@ class PreparedPrompt:
 
 
 async def tokenize(
-    engine: AsyncLLMEngine, source: PromptSource, created: int | None = None
+    engine: AsyncLLMEngine, source: PromptSource, caller: ReportedCaller | None, created: int | None = None
 ) -> list[PreparedPrompt]:
     """Return the prompts of a request as tokens. Raises ApiError 400 for a text that can't fit the context.
 
-    created: the time for chat templates, in seconds since the epoch; None: now.
+    caller: of the request. created: the time for chat templates, in seconds since the epoch; None: now.
     """
+    sharers = Sharers(caller.scope if caller else None, source.cache_salt)
     if isinstance(source, TextSource):
         tokenized = await tokenize_prompts(
-            engine, source.texts, source.most_tokens, source.add_special_tokens
+            engine, source.texts, source.most_tokens, source.add_special_tokens, sharers
         )
         prompts = [finish_prompt(prompt, source) for prompt in tokenized]
         if source.repeated:
             prompts = await decode_prompts(engine, prompts)
         return [PreparedPrompt(prompt) for prompt in prompts]
     try:
-        chats = await tokenize_chats(engine, source.conversations, source.most_tokens, created)
+        chats = await tokenize_chats(engine, source.conversations, source.most_tokens, sharers, created)
     except ApiError as error:
         error.param = source.field
         raise
@@ -163,7 +166,8 @@ async def tokenize_prompts(
     engine: AsyncLLMEngine,
     prompts: Sequence[str | list[int]],
     most_tokens: int | None,
-    add_special_tokens: bool = True,
+    add_special_tokens: bool,
+    sharers: Sharers,
 ) -> list[TokensPrompt]:
     """Tokenize texts. Raises ApiError 400 for a long one with more than `most_tokens`; None: any number."""
     processor = await engine.get_input_preprocessor()
@@ -171,7 +175,7 @@ async def tokenize_prompts(
     def tokenize(prompt: str | list[int]) -> TokensPrompt:
         if isinstance(prompt, list):
             return {"prompt_token_ids": prompt}
-        token_ids = encode(processor, prompt, most_tokens, add_special_tokens, "prompt")
+        token_ids = encode(processor, prompt, most_tokens, add_special_tokens, "prompt", sharers)
         return {"prompt_token_ids": token_ids, "prompt": prompt}
 
     size = sum(len(prompt) + ITEM_OVERHEAD for prompt in prompts if isinstance(prompt, str))
@@ -196,19 +200,29 @@ async def decode_prompts(engine: AsyncLLMEngine, prompts: Sequence[TokensPrompt]
 
 
 def encode(
-    processor: Processor, text: str, most_tokens: int | None, add_special_tokens: bool, param: str
+    processor: Processor,
+    text: str,
+    most_tokens: int | None,
+    add_special_tokens: bool,
+    param: str,
+    sharers: Sharers | None,
 ) -> list[int]:
-    """Return the tokens of a text. Raises ApiError 400 for a long one with more than `most_tokens`."""
+    """Return the tokens of a text. Raises ApiError 400 for a long one with more than `most_tokens`.
+
+    sharers: who may find the tokens of its parts; None: nobody.
+    """
     try:
-        return processor.encode(text, most_tokens, add_special_tokens)
+        return processor.encode(text, most_tokens, add_special_tokens, sharers)
     except InvalidRequestError as error:
         message = str(error) if param == "prompt" else f"{param}: {error}"
         raise ApiError(ErrorCode.INVALID_VALUE, message, param=param) from None
 
 
-async def tokenize_chat(engine: AsyncLLMEngine, chat: Chat, most_tokens: int | None) -> TokensPrompt:
+async def tokenize_chat(
+    engine: AsyncLLMEngine, chat: Chat, most_tokens: int | None, sharers: Sharers | None = None
+) -> TokensPrompt:
     """Do the same for one conversation as `tokenize_chats` does for several."""
-    (prepared,) = await tokenize_chats(engine, [chat], most_tokens)
+    (prepared,) = await tokenize_chats(engine, [chat], most_tokens, sharers)
     return prepared.tokens
 
 
@@ -216,17 +230,19 @@ async def tokenize_chats(
     engine: AsyncLLMEngine,
     conversations: Sequence[Chat],
     most_tokens: int | None,
+    sharers: Sharers | None,
     created: int | None = None,
 ) -> list[PreparedPrompt]:
     """Render the chat template for each conversation, and tokenize the result.
 
-    created: the time for the template, in seconds since the epoch; None: now. Raises ApiError 400 for messages that
-    the template refuses, or that have more than `most_tokens` (None: any number).
+    sharers: who may find the tokens of its parts; None: nobody. created: the time for the template, in seconds since
+    the epoch; None: now. Raises ApiError 400 for messages that the template refuses, or that have more than
+    `most_tokens` (None: any number).
     """
     processor = await engine.get_input_preprocessor()
     size = sum(chat.num_characters for chat in conversations)
     return await run_by_size(
-        size, lambda: [render_chat(processor, chat, most_tokens, created) for chat in conversations]
+        size, lambda: [render_chat(processor, chat, most_tokens, sharers, created) for chat in conversations]
     )
 
 
@@ -242,10 +258,14 @@ def num_characters(value: object) -> int:
 
 
 def render_chat(
-    processor: Processor, chat: Chat, most_tokens: int | None, created: int | None
+    processor: Processor,
+    chat: Chat,
+    most_tokens: int | None,
+    sharers: Sharers | None,
+    created: int | None,
 ) -> PreparedPrompt:
     text, start = chat.render(processor.tokenizer, created)
-    token_ids = encode(processor, text, most_tokens, chat.add_special_tokens, "messages")
+    token_ids = encode(processor, text, most_tokens, chat.add_special_tokens, "messages", sharers)
     return PreparedPrompt({"prompt_token_ids": token_ids, "prompt": text}, start)
 
 
