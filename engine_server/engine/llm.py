@@ -11,7 +11,7 @@ from engine_server.config import ModelConfig, UsageContext
 from engine_server.engine.beam_search import BeamSearchOutput, BeamSearchParams, beam_search
 from engine_server.engine.compat import refuse
 from engine_server.engine.engine_args import EngineArgs
-from engine_server.engine.input.chat import Conversation, render_chat
+from engine_server.engine.input.chat import Conversation, chat_prompt
 from engine_server.engine.input.text_pairs import check_template, pair_prompts
 from engine_server.engine.input.tokenizer import Truncation
 from engine_server.engine.llm_engine import LLMEngine
@@ -113,8 +113,8 @@ class LLM:
             "continue_final_message": continue_final_message,
             **(chat_template_kwargs or {}),
         }
-        tokenizer = self.get_tokenizer()
-        prompts = [render_chat(tokenizer, conversation, options) for conversation in conversations]
+        processor, tokenizer = self.llm_engine.get_input_preprocessor(), self.get_tokenizer()
+        prompts = [chat_prompt(processor, tokenizer, one, options) for one in conversations]
         return self.generate(
             prompts, sampling_params, use_tqdm, lora_request, priority, prompt_adapter_request
         )

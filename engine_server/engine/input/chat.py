@@ -1,4 +1,4 @@
-"""Rendering of a conversation to a prompt by a chat template."""
+"""Conversion of a conversation to a prompt by a chat template."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 from jinja2 import TemplateError
 
 from engine_server.contract.base.quoting import quote, shorten
+from engine_server.engine.input.processor import Processor
+from engine_server.engine.input.segment_cache import Sharers
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.prompts import TokensPrompt
 
@@ -18,8 +20,10 @@ PROBE = "content-part-probe"
 PART_NOTATION = "'type'"
 
 
-def render_chat(tokenizer: Any, conversation: Conversation, options: Mapping[str, Any]) -> TokensPrompt:
-    """Render a conversation to a prompt by the chat template.
+def chat_prompt(
+    processor: Processor, tokenizer: Any, conversation: Conversation, options: Mapping[str, Any]
+) -> TokensPrompt:
+    """Render a conversation to a prompt by the chat template, and tokenize it.
 
     tokenizer: transformers' own. options: arguments of its apply_chat_template. Contents may be lists of text
     parts; for a template that takes strings they are joined by newlines. Raises InvalidRequestError if the template
@@ -34,7 +38,7 @@ def render_chat(tokenizer: Any, conversation: Conversation, options: Mapping[str
         reason = shorten(str(error))
         raise InvalidRequestError(f"the chat template refuses the messages: {reason}", "messages") from error
     # The template adds the special tokens itself.
-    token_ids = tokenizer.encode(text, add_special_tokens=False)
+    token_ids = processor.encode(text, None, add_special_tokens=False, sharers=Sharers())
     return TokensPrompt(prompt_token_ids=token_ids, prompt=text)
 
 
