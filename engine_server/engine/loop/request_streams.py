@@ -71,7 +71,7 @@ class RequestStreams:
             return self._front_end.prepare(submission)
         self._num_preparing += 1
         try:
-            return await self._thread.run(partial(self._front_end.prepare, submission))
+            return await self._thread.run(partial(self._front_end.prepare, submission), size)
         finally:
             self._num_preparing -= 1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 from engine_server.contract.wire.errors import ErrorCode
 from engine_server.engine.input.segment_cache import Sharers
 from engine_server.engine.loop.turns import Turns
+from engine_server.modeling.platform.cpu_quota import available_cpus
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.server.generation.answer_start import NO_START, AnswerStart
 from engine_server.server.http.errors import ApiError
@@ -25,8 +25,9 @@ LONG_TEXT = 20_000
 # The cost of a prompt, message or other item apart from its length, in characters that take the same time.
 ITEM_OVERHEAD = 100
 
-# Others than those of asyncio, in which small work of the server must not wait for long texts.
-THREADS = Turns(max(2, len(os.sched_getaffinity(0))), "tokenize")
+# Others than those of asyncio, in which small work of the server must not wait for long texts. They leave half of the
+# cores to streams.
+THREADS = Turns(max(1, available_cpus() // 2), "tokenize")
 
 T = TypeVar("T")
 
@@ -271,4 +272,4 @@ def render_chat(
 
 async def run_by_size(size: int, work: Callable[[], T]) -> T:
     """Run `work` at once, or in a thread, in turns, if its input has `LONG_TEXT` characters or more."""
-    return work() if size < LONG_TEXT else await THREADS.run(work)
+    return work() if size < LONG_TEXT else await THREADS.run(work, size)

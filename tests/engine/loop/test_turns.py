@@ -6,7 +6,7 @@ from threading import Event
 import pytest
 from waiting import until_async
 
-from engine_server.engine.loop.turns import Turns, sender
+from engine_server.engine.loop.turns import LONG, Turns, sender
 
 
 class Recorded:
@@ -17,7 +17,7 @@ class Recorded:
         self._turns = turns
         self._ends: dict[str, Event] = {}
 
-    def start(self, name: str) -> asyncio.Task[str]:
+    def start(self, name: str, size: int = 0) -> asyncio.Task[str]:
         """Start work, whose name begins with its sender's."""
         self._ends[name] = Event()
 
@@ -28,7 +28,7 @@ class Recorded:
 
         async def run() -> str:
             sender.set(name[0])
-            return await self._turns.run(do)
+            return await self._turns.run(do, size)
 
         return asyncio.create_task(run())
 
@@ -54,6 +54,31 @@ async def test_a_newcomer_begins_when_the_first_work_of_another_ends(num_threads
     assert recorded.begun[num_threads:] == ["B"]
     recorded.end_all()
     assert await asyncio.gather(*tasks) == [*(f"A{number}" for number in range(64)), "B"]
+
+
+async def test_short_work_begins_before_the_long_work_that_waits() -> None:
+    recorded = Recorded(Turns(1, "test"))
+    tasks = [recorded.start(f"{name}-long", LONG) for name in "ABCD"]
+    await until_async(lambda: recorded.begun == ["A-long"])
+    tasks.append(recorded.start("A-short", LONG - 1))
+    await asyncio.sleep(0)
+    await recorded.end("A-long")
+    assert recorded.begun == ["A-long", "A-short"]
+    recorded.end_all()
+    await asyncio.gather(*tasks)
+
+
+async def test_floods_of_short_and_long_work_take_turns() -> None:
+    recorded = Recorded(Turns(1, "test"))
+    tasks = [recorded.start(f"A{number}", LONG) for number in range(3)]
+    await until_async(lambda: recorded.begun == ["A0"])
+    tasks += [recorded.start(f"B{number}") for number in range(3)]
+    await asyncio.sleep(0)
+    for name in ("A0", "B0", "A1", "B1", "A2"):
+        await recorded.end(name)
+    assert recorded.begun == ["A0", "B0", "A1", "B1", "A2", "B2"]
+    recorded.end_all()
+    await asyncio.gather(*tasks)
 
 
 async def test_one_sender_alone_has_all_threads() -> None:
