@@ -47,6 +47,7 @@ from engine_server.core.engine_core import EngineCore
 from engine_server.core.executor import PendingStep
 from engine_server.requests.messages import AbortRequests, AddRequest, StepOutputs
 from engine_server.requests.sampling_params import SamplingParams
+from engine_server.requests.token_bytes import pack
 
 PARTS = ("schedule", "inputs", "sample", "update", "outputs")
 CONTEXT, LONGEST, BLOCK_SIZE, BUDGET, VOCABULARY = 1000, 4096, 16, 8192, 32_000
@@ -78,7 +79,9 @@ class HostSteps:
         for name in names:
             draw = random.Random(name)
             prompt = [draw.randrange(VOCABULARY) for _ in range(CONTEXT)]
-            self._core.handle(AddRequest([name], prompt, SamplingParams(seed=1), LONGEST - CONTEXT, 0.0))
+            self._core.handle(
+                AddRequest([name], pack(prompt), SamplingParams(seed=1), LONGEST - CONTEXT, 0.0)
+            )
         while len(self._outputs().steps) < self._rows:
             pass
         taken: dict[str, list[float]] = {part: [] for part in PARTS}

@@ -106,8 +106,8 @@ class ScriptedCore:
         if answer.number == request.num_resumed:
             step.scheduled, step.num_cached_tokens = time.monotonic(), self.num_cached
             if (count := params.prompt_logprobs) is not None and not answer.index:
-                end = len(request.prompt_token_ids) - request.num_resumed
-                prompt = [logprobs(token, count) for token in request.prompt_token_ids[1:end]]
+                end = request.num_tokens - request.num_resumed
+                prompt = [logprobs(token, count) for token in request.token_ids()[1:end]]
                 self._parts += PromptLogprobsPart.split(answer.request_id, prompt)
         while len(step.new_token_ids) < self.tokens_per_step and not step.finish_reason:
             self._add_token(step, answer)

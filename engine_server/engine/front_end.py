@@ -122,7 +122,7 @@ class FrontEnd:
     def prepare(self, submission: Submission) -> PreparedRequest:
         """Validate and tokenize a request. Raises InvalidRequestError."""
         origin = submission.origin
-        request, text = self.processor.process(
+        request, token_ids, text = self.processor.process(
             submission.prompt,
             submission.params,
             submission.arrival_time,
@@ -137,7 +137,7 @@ class FrontEnd:
         params = request.pooling or request.params
         if params.timeout is not None:
             request.deadline = request.arrival + params.timeout
-        return self.requests.prepare(submission, request, text)
+        return self.requests.prepare(submission, request, token_ids, text)
 
     def try_grammar(
         self, prepared: PreparedRequest, caller: ReportedCaller | None = None

@@ -11,6 +11,7 @@ from engine_server.requests.errors import OperationRefusedError
 from engine_server.requests.pooling_params import PoolingParams
 from engine_server.requests.sampling_params import SamplingParams
 from engine_server.requests.scheduler_stats import FinishReason, SchedulerStats
+from engine_server.requests.token_bytes import TOKEN_BYTES, unpack
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,7 +55,7 @@ class RawTensor(msgspec.Struct, array_like=True):
 class RawSpan(msgspec.Struct, array_like=True):
     """Embeddings in place of those of consecutive tokens of a prompt."""
 
-    # Index of the first of the tokens in `prompt_token_ids`.
+    # Index of the first of the tokens in `packed_token_ids`.
     start: int
     # [tokens, hidden].
     rows: RawTensor
@@ -67,7 +68,8 @@ class AddRequest(Message):
 
     # One for each completion, unique among all admissions; the caller's id is never sent to the core.
     request_ids: list[str]
-    prompt_token_ids: list[int]
+    # See `token_bytes`.
+    packed_token_ids: bytes
     params: SamplingParams
     # Maximum number of output tokens, already limited to the context.
     max_tokens: int
@@ -79,7 +81,7 @@ class AddRequest(Message):
     deadline: float | None = None
     # Only requests with the same salt share cached blocks.
     cache_salt: str | None = None
-    # Number of tokens at the end of `prompt_token_ids` that are output already.
+    # Number of tokens at the end of `packed_token_ids` that are output already.
     num_resumed: int = 0
     # Parameters of a pooling request, with every default resolved; `params` is unused then.
     pooling: PoolingParams | None = None
@@ -88,10 +90,19 @@ class AddRequest(Message):
     # Embeddings in place of those of its tokens, in order.
     spans: list[RawSpan] = []
     lora: LoRARequest | None = None
-    # Its virtual tokens come before `prompt_token_ids`.
+    # Its virtual tokens come before `packed_token_ids`.
     prompt_adapter: PromptAdapterRequest | None = None
     # The caller's; only requests with the same scope and the same salt share cached blocks.
     cache_scope: str | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of the prompt, and of those that are output already."""
+        return len(self.packed_token_ids) // TOKEN_BYTES
+
+    def token_ids(self) -> list[int]:
+        """Return the tokens of the prompt, and those that are output already, as a new list."""
+        return unpack(self.packed_token_ids)
 
 
 class AbortRequests(Message):

@@ -14,6 +14,7 @@ from engine_server.core.scheduling.request import GenerationRequest, Request
 from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.requests.messages import AddRequest
 from engine_server.requests.reasoning import Mark, Reasoning
+from engine_server.requests.token_bytes import pack
 from engine_server.structured.description import grammar_text
 
 CLOSE = 20
@@ -61,7 +62,7 @@ def opened(grammars: Grammars, output: list[int], **options: object) -> list[Sch
     """Return a batch of a request that continues these tokens, whose grammar is compiled."""
     form = StructuredOutputsParams(grammar=grammar_text(StructuredOutputsParams(regex="(ab)+"), {}))
     params = SamplingParams(seed=1, structured_outputs=form, **options)  # type: ignore[arg-type]
-    message = AddRequest(["r"], [9, *output], params, 40, 0.0, num_resumed=len(output))
+    message = AddRequest(["r"], pack([9, *output]), params, 40, 0.0, num_resumed=len(output))
     (request,) = Request.from_message(message)
     assert isinstance(request, GenerationRequest)
     grammars.open(request)

@@ -22,6 +22,7 @@ from engine_server.modeling.graphs.staging import Staging
 from engine_server.modeling.platform.cpu import CpuPlatform
 from engine_server.requests.messages import AddRequest, RequestStep
 from engine_server.requests.sampling_params import SamplingParams
+from engine_server.requests.token_bytes import pack
 
 
 class Device:
@@ -384,7 +385,7 @@ def test_choices_of_one_prompt_hash_it_once(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr("engine_server.core.scheduling.request.block_hash", counted)
     scheduler = make(num_blocks=40, budget=64, seats=5)
-    message = AddRequest(["0", "1", "2", "3"], list(range(32)), SamplingParams(), 2, 0.0)
+    message = AddRequest(["0", "1", "2", "3"], pack(range(32)), SamplingParams(), 2, 0.0)
     for one in Request.from_message(message):
         scheduler.add(one)
     batch = scheduler.schedule()

@@ -6,6 +6,7 @@ import pytest
 from engine_server import InvalidRequestError, PoolingParams, SamplingParams
 from engine_server.config import PoolingConfig
 from engine_server.requests.messages import AddRequest, FrontEndMessage
+from engine_server.requests.token_bytes import pack
 
 EMBEDDER = PoolingConfig(
     pooling="MEAN", normalize=True, encoder=True, num_labels=None, labels=[], activation="identity",
@@ -35,7 +36,7 @@ def test_clone_shares_nothing_with_the_original() -> None:
 
 def test_extra_args_are_sent_to_the_core_unchanged() -> None:
     params = SamplingParams(extra_args={"a": [1, {"b": None}], "c": "text"})
-    message = AddRequest(["r"], [1], params, max_tokens=1, arrival=0.0)
+    message = AddRequest(["r"], pack([1]), params, max_tokens=1, arrival=0.0)
     decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=FrontEndMessage)
     assert decoded.params.extra_args == params.extra_args
     with pytest.raises(InvalidRequestError, match="extra_args"):

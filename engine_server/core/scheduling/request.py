@@ -106,7 +106,8 @@ class Request(ABC):
     @classmethod
     def from_message(cls, message: AddRequest) -> "list[Request]":
         """Build the requests of a front end's message. They share the hashes of the prompt's blocks."""
-        requests = [cls._choice(message, index) for index in range(len(message.request_ids))]
+        prompt = message.token_ids()
+        requests = [cls._choice(message, prompt, index) for index in range(len(message.request_ids))]
         virtual = requests[0].num_virtual
         spans = [Span(virtual + span.start, span.rows.tensor(), span.digest) for span in message.spans]
         for request in requests:
@@ -115,13 +116,12 @@ class Request(ABC):
         return requests
 
     @classmethod
-    def _choice(cls, message: AddRequest, index: int) -> "Request":
+    def _choice(cls, message: AddRequest, prompt: list[int], index: int) -> "Request":
         """Build the request for a completion. Only the first one reports the prompt's log-probabilities."""
         num_virtual = (
             message.prompt_adapter.prompt_adapter_num_virtual_tokens if message.prompt_adapter else 0
         )
-        # A copy, since it grows; within one process the message's list is shared.
-        token_ids = [VIRTUAL] * num_virtual + message.prompt_token_ids
+        token_ids = [VIRTUAL] * num_virtual + prompt  # a copy, since it grows
         request: Request
         if message.pooling is not None:
             request = PoolingRequest(

@@ -24,6 +24,7 @@ from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.messages import AddRequest
 from engine_server.requests.pooling_params import PoolingParams, prompt_before
 from engine_server.requests.sampling_params import SamplingParams
+from engine_server.requests.token_bytes import pack
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -51,8 +52,8 @@ class Processor:
         arrival_time: float | None = None,
         num_virtual: int = 0,
         scope: str | None = None,
-    ) -> tuple[AddRequest, str | None]:
-        """Return the core's message without the ids of its requests, and the prompt's text if known.
+    ) -> tuple[AddRequest, list[int], str | None]:
+        """Return the core's message without the ids of its requests, its tokens, and the prompt's text if known.
 
         prompt: any of the forms of PromptType. arrival_time: seconds of the monotonic clock; None: now.
         num_virtual: number of a prompt adapter's virtual tokens before the prompt. scope: the caller's.
@@ -74,6 +75,7 @@ class Processor:
         sharers = Sharers(scope, fields.cache_salt)
         token_ids = self._prompt_token_ids(fields, params.truncate_prompt_tokens, num_virtual, sharers)
         room = self._room(token_ids, num_virtual)
+        all_token_ids = token_ids + fields.resume_token_ids
         self._check_resumed(fields.resume_token_ids, params, room)
         self._check_token_types(fields, len(token_ids))
         if params.stop_strings and self.tokenizer is None:
@@ -92,7 +94,7 @@ class Processor:
         )
         request = AddRequest(
             request_ids=[],
-            prompt_token_ids=token_ids + fields.resume_token_ids,
+            packed_token_ids=pack(all_token_ids),
             params=params,
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
             arrival=arrival,
@@ -103,7 +105,7 @@ class Processor:
             token_type_ids=fields.token_type_ids,
             spans=[fields.embeds] if fields.embeds else [],
         )
-        return request, fields.text
+        return request, all_token_ids, fields.text
 
     def tokens(
         self, prompt: object, keep: int | None = None, num_virtual: int = 0

@@ -84,7 +84,7 @@ class RequestStreams:
             if self._log_requests:
                 logger.info(
                     "request %s (%s in the core): %d prompt tokens",
-                    state.request_id, ", ".join(message.request_ids), len(message.prompt_token_ids),
+                    state.request_id, ", ".join(message.request_ids), message.num_tokens,
                 )  # fmt: skip
             self.queue.put(state.request_id, message)
         else:

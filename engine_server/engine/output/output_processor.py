@@ -67,13 +67,16 @@ class OutputProcessor:
         """The number of completions that have not ended."""
         return len(self._running)
 
-    def prepare(self, submission: Submission, request: AddRequest, prompt: str | None) -> PreparedRequest:
+    def prepare(
+        self, submission: Submission, request: AddRequest, token_ids: list[int], prompt: str | None
+    ) -> PreparedRequest:
         """Build a request's state, and complete its message.
 
-        Changes no request in flight, so any thread may call it.
+        token_ids: those of the message. prompt: its text, if known. Changes no request in flight, so any thread may
+        call it.
         """
-        first = len(request.prompt_token_ids) - request.num_resumed
-        prompt_token_ids, resumed = request.prompt_token_ids[:first], request.prompt_token_ids[first:]
+        first = len(token_ids) - request.num_resumed
+        prompt_token_ids, resumed = token_ids[:first], token_ids[first:]
         params = request.params
         stops = StopAutomaton(params.stop_strings) if params.stop_strings else None
         request.request_ids = [str(next(self._core_ids)) for _ in range(params.num_children)]

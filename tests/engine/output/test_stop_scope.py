@@ -16,6 +16,7 @@ from engine_server.requests.outputs import Output, RequestOutput
 from engine_server.requests.sampling_params import SamplingParams
 from engine_server.requests.stop_scope import ScopedText
 from engine_server.requests.submission import Submission
+from engine_server.requests.token_bytes import pack
 from engine_server.telemetry.stats import IterationStats
 
 # A mark that is a token, and one of text.
@@ -176,10 +177,11 @@ def completed(
     params = SamplingParams(
         n=n, seed=1, stop="STOP", max_tokens=100, mark_token_ids=[tokenizer.token_to_id(END_TOKEN)],
     )  # fmt: skip
-    message = AddRequest([], [5, *token_ids[:num_resumed]], params, 100, 0.0, num_resumed=num_resumed)
+    known = [5, *token_ids[:num_resumed]]
+    message = AddRequest([], pack(known), params, 100, 0.0, num_resumed=num_resumed)
     processor = OutputProcessor(tokenizer, [])
     submission = Submission("r", {"prompt_token_ids": [5]}, params, stop_scope=Thoughts)
-    prepared = processor.prepare(submission, message, None)
+    prepared = processor.prepare(submission, message, known, None)
     outputs: list[Output] = []
     if processor.add(prepared.state):
         for token_id in token_ids[num_resumed:]:

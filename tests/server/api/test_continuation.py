@@ -140,7 +140,7 @@ def test_continued_stream_has_the_day_on_which_it_began(tmp_path: Path) -> None:
             whole, groups = begin(server, "chat")
         terms = StreamTerms(prompt_hash=groups[0].report.prompt_hash)
         rest = resume(server, "chat", whole, groups[:3], terms.value())
-        prompts = [server.host.model.tokenizer.decode(one.prompt_token_ids) for one in server.core.requests]
+        prompts = [server.host.model.tokenizer.decode(one.token_ids()) for one in server.core.requests]
 
     assert prompts[0].startswith("2001-09-") and prompts[1].startswith(prompts[0])  # with the tokens so far
     assert [group.events for group in rest] == [group.events for group in groups[3:]]

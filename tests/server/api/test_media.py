@@ -58,7 +58,7 @@ def ask(server: LocalServer, path: str, turns: list[dict[str, Any]], **fields: A
 def prompt_of(server: LocalServer) -> str:
     tokenizer = server.host.model.tokenizer
     assert tokenizer is not None
-    return str(tokenizer.decode(server.core.requests[-1].prompt_token_ids))
+    return str(tokenizer.decode(server.core.requests[-1].token_ids()))
 
 
 ANSWER = {"role": "assistant", "content": "A cat."}

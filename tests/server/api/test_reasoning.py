@@ -144,7 +144,7 @@ def test_budget_limits_the_reasoning_that_a_cut_prompt_ends_within(reasoning_ser
     cut = {"thinking_token_budget": 5, "truncate_prompt_tokens": 12}
     answer = limited(reasoning_server, PATH, {"max_tokens": 3, **cut})
     assert answer.status == 200, answer.body
-    assert len(reasoning_server.core.requests[-1].prompt_token_ids) == 12
+    assert len(reasoning_server.core.requests[-1].token_ids()) == 12
     assert budget_of(reasoning_server) == (5, reasoning_server.tokens("</think>"), True)
 
 

@@ -15,6 +15,7 @@ from engine_server.requests.messages import AddRequest, RequestStep, TokenLogpro
 from engine_server.requests.outputs import RequestOutput
 from engine_server.requests.sampling_params import SamplingParams
 from engine_server.requests.submission import Submission
+from engine_server.requests.token_bytes import pack
 from engine_server.server.api.chat.logprobs import to_logprobs
 from engine_server.server.api.completion_renderer import CompletionRenderer
 from engine_server.server.api.openai_answer import AnswerOptions
@@ -71,7 +72,8 @@ class Answer:
         processor = OutputProcessor(tokenizer, [], self.texts)
         prepared = processor.prepare(
             Submission("r", {"prompt_token_ids": prompt_ids}, params),
-            AddRequest([], prompt_ids, params, 100, 0.0),
+            AddRequest([], pack(prompt_ids), params, 100, 0.0),
+            prompt_ids,
             None,
         )
         processor.add(prepared.state)

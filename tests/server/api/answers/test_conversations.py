@@ -189,7 +189,7 @@ def no_tracing() -> None:
 def test_agent_holds_a_conversation(served: tuple[LocalServer, Model], client: str) -> None:
     server, model = served
     HOLD[client](server, model)
-    prompt = server.host.model.tokenizer.decode(server.core.requests[-1].prompt_token_ids)  # type: ignore[union-attr]
+    prompt = server.host.model.tokenizer.decode(server.core.requests[-1].token_ids())  # type: ignore[union-attr]
     last = ROUNDS - 1
     wanted = [f"Round {number}." for number in range(ROUNDS)] + [INSTRUCTIONS, LATER]
     for number in range(ROUNDS):

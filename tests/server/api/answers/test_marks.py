@@ -24,8 +24,8 @@ def answering(server: LocalServer, token_ids: Sequence[int]) -> Iterator[None]:
     lengths: list[int] = []
 
     def script(request: Any) -> Sequence[int]:
-        lengths.append(len(request.prompt_token_ids))
-        return token_ids[len(request.prompt_token_ids) - lengths[0] :]
+        lengths.append(request.num_tokens)
+        return token_ids[request.num_tokens - lengths[0] :]
 
     scripted.script = script
     try:

@@ -95,7 +95,7 @@ class Agent:
         self.answers.append(answer)
         tokenizer = self._server.host.model.tokenizer
         assert tokenizer is not None
-        self.prompts.append(tokenizer.decode(self._server.core.requests[-1].prompt_token_ids))
+        self.prompts.append(tokenizer.decode(self._server.core.requests[-1].token_ids()))
         blocks = blocks_of(answer)
         self._messages.append({"role": "assistant", "content": blocks})
         return blocks
@@ -162,7 +162,7 @@ def test_tokens_of_a_request_are_counted(large: LocalServer) -> None:
     assert counted.status == 200
     with large.saying("Hi."):
         large.request("POST", MESSAGES, body, HEADERS)
-    assert counted.json["input_tokens"] == len(large.core.requests[-1].prompt_token_ids)
+    assert counted.json["input_tokens"] == len(large.core.requests[-1].token_ids())
 
 
 def test_path_that_the_agent_probes_is_none_of_the_servers(large: LocalServer) -> None:

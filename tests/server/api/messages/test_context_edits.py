@@ -55,7 +55,7 @@ def ask(
 def prompt_of(server: LocalServer) -> str:
     tokenizer = server.host.model.tokenizer
     assert tokenizer is not None
-    return str(tokenizer.decode(server.core.requests[-1].prompt_token_ids))
+    return str(tokenizer.decode(server.core.requests[-1].token_ids()))
 
 
 def cleared_results(server: LocalServer) -> list[int]:

@@ -120,7 +120,7 @@ def test_text_that_is_not_in_the_tools_parameter_is_the_input_as_it_is(scripted:
 def test_prompt_has_the_joined_names_and_a_function_of_one_string(scripted: LocalServer) -> None:
     answer = scripted.post(RESPONSES, REQUEST_BODY | {"max_output_tokens": 1})
     assert answer.status == 200, answer.body
-    prompt = scripted.host.model.tokenizer.decode(scripted.core.requests[-1].prompt_token_ids)  # type: ignore[union-attr]
+    prompt = scripted.host.model.tokenizer.decode(scripted.core.requests[-1].token_ids())  # type: ignore[union-attr]
 
     assert "You are a coding agent.\n\nSandbox: on.\n\nYou may call" in prompt
     tools = [json.loads(line)["function"] for line in prompt.splitlines() if line.startswith('{"type"')]
@@ -229,7 +229,7 @@ def test_session_of_three_turns_with_calls_and_a_screenshot(
 
     last = scripted.post(RESPONSES, REQUEST_BODY | {"input": turns, "max_output_tokens": 1})
     assert "input.8.output.0 (input_image)" in last.headers["x-fairlead-ignored"]
-    prompt = scripted.host.model.tokenizer.decode(scripted.core.requests[-1].prompt_token_ids)  # type: ignore[union-attr]
+    prompt = scripted.host.model.tokenizer.decode(scripted.core.requests[-1].token_ids())  # type: ignore[union-attr]
     assert '{"name": "agents__exec_command", "arguments": {"cmd": "ls"}}' in prompt
     assert json.dumps({"input": PATCH}, ensure_ascii=False) in prompt
     assert "[image omitted]" in prompt
