@@ -26,6 +26,10 @@ class TextPrompt(Resumable):
     prompt: str
 
 
+class EncodedText(list[int]):
+    """Token ids that the engine's own tokenizer made of a text: nobody need check their types. They don't change."""
+
+
 class TokensPrompt(Resumable):
     """Token ids.
 

@@ -23,8 +23,9 @@ from engine_server.engine.input.tokenizer import Truncation, backend_of, encode_
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.messages import AddRequest
 from engine_server.requests.pooling_params import PoolingParams, prompt_before
+from engine_server.requests.prompts import EncodedText
 from engine_server.requests.sampling_params import SamplingParams
-from engine_server.requests.token_bytes import pack
+from engine_server.requests.token_bytes import all_below, pack
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -166,7 +167,7 @@ class Processor:
         limit: int | None,
         add_special_tokens: bool = True,
         sharers: Sharers | None = None,
-    ) -> list[int]:
+    ) -> EncodedText:
         """Return the tokens of a text. Raises InvalidRequestError for a long one with more than `limit` tokens.
 
         No list is made of tokens that are too many, since other threads wait for it. None: any number. Any thread may
@@ -185,13 +186,12 @@ class Processor:
         ):
             segments = self._segments.encode(text, sharers)
             self._check_count(text, len(segments), limit)
-            return segments.tolist()
+            return EncodedText(segments.tolist())
         (encoding,) = backend_of(self.tokenizer).encode_batch_fast(
             [text], add_special_tokens=add_special_tokens
         )
         self._check_count(text, len(encoding), limit)
-        token_ids: list[int] = encoding.ids
-        return token_ids
+        return EncodedText(encoding.ids)
 
     @cached_property
     def _adds_tokens(self) -> bool:
@@ -294,7 +294,7 @@ class Processor:
 
     def _check_token_ids(self, token_ids: Collection[int], name: str) -> None:
         size = self.config.vocab_size
-        if not token_ids or (min(token_ids) >= 0 and max(token_ids) < size):
+        if all_below(size, token_ids):
             return
         wrong = next(token for token in token_ids if not 0 <= token < size)
         raise InvalidRequestError(

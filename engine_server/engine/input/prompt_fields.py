@@ -10,6 +10,7 @@ from typing import Any
 from engine_server.requests import validation as valid
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.messages import RawSpan, RawTensor
+from engine_server.requests.prompts import EncodedText
 
 # The dtypes of embeddings, as torch names them.
 EMBEDDING_DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -66,6 +67,8 @@ def parse_prompt(prompt: object, embeds_size: int | None) -> PromptFields:
 def _token_ids(name: str, value: object) -> list[int]:
     if not isinstance(value, list | tuple):
         valid.refuse_type(name, value, "list")
+    if isinstance(value, EncodedText):
+        return value
     if set(map(type, value)) <= {int}:
         return list(value)
     return [valid.integer(name, item) for item in value]

@@ -26,8 +26,10 @@ from engine_server.requests.submission import Submission
 
 logger = logging.getLogger(__name__)
 
-# Maximum number of characters or tokens of a prompt that are processed on the event loop, in about 10 ms.
+# Maximum number of characters of a prompt that are processed on the event loop, in about 10 ms.
 MAX_INLINE = 20_000
+# Tokens that are checked in the time in which a character is tokenized.
+TOKENS_PER_CHARACTER = 8
 # The cost of tokenizing a word apart from its length, in characters of a text that take the same time.
 WORD_OVERHEAD = 100
 
@@ -154,7 +156,7 @@ class RequestStreams:
 
 
 def work_size(submission: Submission) -> tuple[int, bool]:
-    """Return the characters or tokens to process, and True if there is text to tokenize. Wrong types have size 0."""
+    """Return the characters to process, and True if there is text to tokenize. Wrong types have size 0."""
     bad_words = getattr(submission.params, "bad_words", None)
     if isinstance(bad_words, list) and bad_words:
         words = sum(len(word) + WORD_OVERHEAD for word in bad_words if isinstance(word, str))
@@ -163,9 +165,9 @@ def work_size(submission: Submission) -> tuple[int, bool]:
 
 
 def prompt_size(prompt: object) -> tuple[int, bool]:
-    """Return a prompt's length, and True if it is text that must be tokenized. Wrong types have length 0."""
+    """Return a prompt's size, and True if it is text that must be tokenized. Wrong types have size 0."""
     text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
     token_ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else prompt
     if isinstance(token_ids, list):
-        return len(token_ids), False
+        return len(token_ids) // TOKENS_PER_CHARACTER, False
     return (len(text), True) if isinstance(text, str) else (0, False)

@@ -15,6 +15,8 @@ from engine_server.engine.input.processor import Processor
 from engine_server.engine.input.segment_cache import SegmentCache, Sharers
 from engine_server.engine.input.segments import SegmentedTokenizer, segmented
 from engine_server.requests.errors import InvalidRequestError
+from engine_server.requests.prompts import EncodedText, PromptType
+from engine_server.requests.sampling_params import SamplingParams
 
 # Of each kind.
 NUM_TEXTS = 2_000
@@ -181,6 +183,13 @@ def test_special_tokens_of_the_tokenizer_are_added_as_without_a_cache(
     for text in [message("one "), message("one ") + message("two ")] * 2:
         expected = tokenizer(text, add_special_tokens=special).input_ids
         assert processor.encode(text, None, special, ALICE) == expected
+
+
+def test_token_of_the_tokenizer_that_the_model_lacks_is_refused() -> None:
+    processor = Processor(model_config(0), with_added(byte_level(), CHAT))
+    prompt: PromptType = {"prompt_token_ids": EncodedText([1, 1_000])}
+    with pytest.raises(InvalidRequestError, match="prompt has token 1000"):
+        processor.process(prompt, SamplingParams())
 
 
 def test_long_known_text_is_refused_as_an_unknown_one_is() -> None:
