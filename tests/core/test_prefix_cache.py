@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from engine_server import EngineArgs, LLMEngine, LoRARequest, SamplingParams
 from engine_server.core.adapters.adapter import Adapter, RequestAdapters
+from engine_server.core.scheduling.block_hashes import KnownHashes
 from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.telemetry.loggers import PrometheusStatLogger
 
@@ -91,7 +92,7 @@ def test_scopes_and_salts_divide_the_cache_further() -> None:
         request = GenerationRequest(
             "x", [1, 2, 3, 4], 4, SamplingParams(), 1, cache_scope=scope, cache_salt=salt
         )
-        request.hash_blocks(2, 2)
+        request.hash_blocks(2, KnownHashes(2, 0))
         return tuple(request.hashes)
 
     pairs = [(scope, salt) for scope in (None, "one", "two") for salt in (None, "one", "two")]
@@ -123,7 +124,7 @@ def test_block_hashes_are_equal_in_every_process() -> None:
     tokens = [1, 2, 70000, 4]
     root = hashlib.sha256(b"\x93\xa4salt\x00\xc0").digest()  # in msgpack: the salt, rope regime 0, None
     request = GenerationRequest("x", tokens, 4, SamplingParams(), 1, cache_salt="salt")
-    request.hash_blocks(2, 2)
+    request.hash_blocks(2, KnownHashes(2, 0))
     first = hashlib.sha256(root + struct.pack("<2I", 1, 2)).digest()
     assert request.hashes == [first, hashlib.sha256(first + struct.pack("<2I", 70000, 4)).digest()]
 
@@ -147,5 +148,5 @@ def test_block_hashes_are_equal_in_every_process() -> None:
 )
 def test_block_hashes_of_tokens_are_those_of_earlier_releases(fields: dict[str, Any], expected: str) -> None:
     request = GenerationRequest("x", [1, 2, 70000, 4, 5], 5, SamplingParams(), 1, **fields)
-    request.hash_blocks(2, 2)
+    request.hash_blocks(2, KnownHashes(2, 0))
     assert request.hashes[-1].hex() == expected

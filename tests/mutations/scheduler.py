@@ -49,8 +49,8 @@ FAULTS = (
     Fault(
         "blocks of tokens with other embeddings are shared",
         REQUEST,
-        "block_hash(parent, self.token_ids[start:end], embedded)",
-        "block_hash(parent, self.token_ids[start:end], [])",
+        "Stretch(parent, tokens, self._extras(first, end, size))",
+        "Stretch(parent, tokens)",
         ("tests/core/scheduling/test_block_hashes.py",),
     ),
     Fault(

@@ -1,7 +1,6 @@
 """A request in the scheduler: a few counters, from which everything else is derived."""
 
 import hashlib
-import struct
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import KW_ONLY, dataclass, field
@@ -14,11 +13,13 @@ from engine_server.core.draft_state.draft_cache import DraftCache
 from engine_server.core.draft_state.draft_history import DraftHistory
 from engine_server.core.draft_state.draft_source import DraftSource
 from engine_server.core.draft_state.ngram_index import NgramIndex
+from engine_server.core.scheduling.block_hashes import STRETCH, KnownHashes, Stretch
 from engine_server.core.scheduling.step_result import StepResult
 from engine_server.core.span import Span
 from engine_server.requests.messages import AddRequest, RequestStep, TokenLogprobsArray
 from engine_server.requests.pooling_params import PoolingParams
 from engine_server.requests.sampling_params import SamplingParams
+from engine_server.requests.token_bytes import TOKEN_BYTES, pack
 from engine_server.structured.limits import Limits
 
 # Token id of virtual tokens, whose embeddings are a prompt adapter's.
@@ -75,6 +76,8 @@ class Request(ABC):
     deadline: float | None = None
     cache_salt: str | None = None
     cache_scope: str | None = None
+    # The tokens that it had on arrival, as bytes; empty if only `token_ids` has them.
+    arrived: bytes = b""
     # Hashes of the first full blocks; extended when more are needed.
     hashes: list[bytes] = field(default_factory=list)
     # Hashes of the prompt's full blocks, shared by the choices of one prompt.
@@ -147,6 +150,7 @@ class Request(ABC):
         request.cache_scope = message.cache_scope
         request.num_virtual = num_virtual
         request.token_type_ids = message.token_type_ids
+        request.arrived = message.packed_token_ids if not num_virtual else b""
         return request
 
     @property
@@ -213,17 +217,34 @@ class Request(ABC):
             after a wrong one.
         """
 
-    def hash_blocks(self, count: int, block_size: int) -> None:
+    def hash_blocks(self, count: int, known: KnownHashes) -> None:
         """Extend `hashes` to at least `count` blocks. Each block of a prompt is hashed once for all its choices."""
         self.hashes += self.prompt_hashes[len(self.hashes) : count]
-        spans = self.spans
-        for index in range(len(self.hashes), count):
-            start, end = index * block_size, (index + 1) * block_size
-            parent = self.hashes[-1] if index else self._root()
-            embedded = [(span.digest, span.start - start) for span in spans if span.overlaps(start, end)]
-            self.hashes.append(block_hash(parent, self.token_ids[start:end], embedded))
-            if end <= self.num_prompt:
-                self.prompt_hashes.append(self.hashes[index])
+        size = known.block_size
+        while (first := len(self.hashes)) < count:
+            end = min(count, first - first % STRETCH + STRETCH)
+            parent = self.hashes[-1] if first else self._root()
+            tokens = self._packed(first * size, end * size)
+            self.hashes += known.of(Stretch(parent, tokens, self._extras(first, end, size)))
+        self.prompt_hashes += self.hashes[len(self.prompt_hashes) : self.num_prompt // size]
+
+    def _packed(self, start: int, end: int) -> bytes:
+        """Return tokens as bytes; a slice of those that it arrived with, if it has them."""
+        packed = self.arrived[TOKEN_BYTES * start : TOKEN_BYTES * end]
+        return packed if len(packed) == TOKEN_BYTES * (end - start) else pack(self.token_ids[start:end])
+
+    def _extras(self, first: int, end: int, size: int) -> Sequence[bytes]:
+        """Return what hashes of blocks depend on besides tokens: embeddings that overlap them, and where they begin."""
+        spans = [span for span in self.spans if span.overlaps(first * size, end * size)]
+        if not spans:
+            return ()
+        extras = []
+        for start in range(first * size, end * size, size):
+            embedded = [
+                (span.digest, span.start - start) for span in spans if span.overlaps(start, start + size)
+            ]
+            extras.append(msgspec.msgpack.encode(embedded) if embedded else b"")
+        return tuple(extras)
 
     def forget_hashes(self) -> None:
         """Drop the hashes, which depend on the rope's regime, so that they are computed again."""
@@ -335,12 +356,3 @@ class PoolingRequest(Request):
         return RequestStep(
             self.request_id, [], finish_reason="stop", scheduled=self.scheduled, pooled=result.vector
         )
-
-
-def block_hash(parent: bytes, token_ids: Sequence[int], spans: Sequence[tuple[str, int]] = ()) -> bytes:
-    """Hash a block and, through `parent`, all blocks before it. The hash is the same in every process.
-
-    spans: the digest of each span that overlaps the block, and its start relative to the block's.
-    """
-    content = parent + struct.pack(f"<{len(token_ids)}I", *token_ids)
-    return hashlib.sha256(content + msgspec.msgpack.encode(spans) if spans else content).digest()

@@ -10,6 +10,7 @@ from engine_server.core.cache.block_table import BlockTable
 from engine_server.core.scheduling.batch import Batch, Scheduled, by_request, num_tokens, sampled_part
 from engine_server.core.scheduling.checkpoints import Checkpoints
 from engine_server.core.scheduling.draft_counts import DraftCounts
+from engine_server.core.scheduling.hashing import Hashing
 from engine_server.core.scheduling.request import UNKNOWN, Refusal, Request
 from engine_server.core.scheduling.rows import Rows
 from engine_server.core.scheduling.scheduler_state import SchedulerState
@@ -60,6 +61,7 @@ class Scheduler:
         self.rope_regime = rope_regime
         self.adapters = adapters
         self.rows = rows
+        self._hashing = Hashing(table, enable_prefix_caching)
         self._checkpoints = Checkpoints(table, enable_prefix_caching and config.enable_chunked_prefill)
         self.waiting = waiting_requests(config.policy)
         self.running: list[Request] = []
@@ -111,6 +113,7 @@ class Scheduler:
     def schedule(self) -> Batch:
         """Choose the next step's tokens, count them as computed, and expect a result for each request that samples."""
         self._preempt_outdated_ropes()
+        self._hashing.begin_step()
         batch: Batch = []
         budget = self._budget = min(self._budget + 1, self.config.max_num_batched_tokens)
         if self._limit is not None and self._has_prompts():
@@ -137,7 +140,7 @@ class Scheduler:
                 spare -= len(drafts)
         # After a preemption nothing is admitted, or the preempted request would take its blocks back.
         while self._num_preemptions == preempted and budget:
-            first = self.waiting.first(self.adapters, self._awaits_state)
+            first = self.waiting.first(self.adapters, self._must_wait)
             if first is None or not self._admit(first, budget, batch):
                 break
             budget -= batch[-1].num_tokens
@@ -297,7 +300,7 @@ class Scheduler:
         whole = self._must_run_whole(batch)
         if self._is_refused_still(request, budget, whole):
             return False
-        total, hashes = len(request.token_ids), self._known_hashes(request)
+        total, hashes = len(request.token_ids), self._hashing.of(request)
         cached = self.table.num_cached(hashes)
         count = self._chunk(total - cached, budget)
         too_long = whole and count < total - cached
@@ -335,11 +338,11 @@ class Scheduler:
         too_long = whole and self._chunk(refusal.num_tokens, budget) < refusal.num_tokens
         return too_long or not self.table.has_free(refusal.num_blocks)
 
-    def _awaits_state(self, request: Request) -> bool:
-        """Return True if a request waits for the state that a running one will leave at the end of its prefix."""
-        return self._checkpoints.enabled and self._checkpoints.awaited_by(
-            request, self._known_hashes(request)
-        )
+    def _must_wait(self, request: Request) -> bool:
+        """Return True while a request's blocks are hashed, or a running one computes a state at its prefix's end."""
+        if not self._hashing.advance(request):
+            return True
+        return self._checkpoints.enabled and self._checkpoints.awaited_by(request, self._hashing.of(request))
 
     def _chunk(self, num_tokens: int, budget: int) -> int:
         """Return how many of a request's `num_tokens` uncomputed tokens a step takes."""
@@ -357,17 +360,6 @@ class Scheduler:
         """Return how many running requests will be partially computed after this step."""
         taken = {scheduled.request.request_id: scheduled.num_tokens for scheduled in batch}
         return sum(request.pending - taken.get(request.request_id, 0) > 1 for request in self.running)
-
-    def _known_hashes(self, request: Request) -> list[bytes]:
-        """Return the hashes of the blocks that may be cached: all full ones before the last token.
-
-        The last token is always computed, since the next one is sampled from its logits.
-        """
-        if not self.enable_prefix_caching or not request.reads_prefix_cache:
-            return []
-        count = (len(request.token_ids) - 1) // self.table.block_size
-        request.hash_blocks(count, self.table.block_size)
-        return request.hashes[:count]
 
     def _fitting_drafts(self, request: Request, spare: int) -> list[int]:
         """Take a decoding request's drafts as far as the step, the request's limit and free blocks have room."""
@@ -408,7 +400,7 @@ class Scheduler:
         assert request.row is not None
         full = known // self.table.block_size
         if full > self.table.num_published(request.row):
-            request.hash_blocks(full, self.table.block_size)
+            self._hashing.extend(request, full)
             self.table.publish(request.row, request.hashes, full, computed, end, request.checkpoints)
 
     def _make_room(self, request: Request, num_tokens: int, batch: Batch) -> bool:

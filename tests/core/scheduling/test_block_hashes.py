@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import Future
+from hashlib import sha256
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -11,9 +12,11 @@ from hypothesis import strategies as st
 
 from engine_server import LoRARequest, PromptAdapterRequest, SamplingParams
 from engine_server.core.adapters.adapter import Adapter, RequestAdapters
+from engine_server.core.scheduling.block_hashes import STRETCH, KnownHashes, Stretch
 from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.core.span import Span
 from engine_server.engine.input.prompt_fields import parse_prompt
+from engine_server.requests.token_bytes import pack
 
 NUM_TOKENS = 24
 HIDDEN = 2
@@ -68,7 +71,7 @@ class Prompt(NamedTuple):
             cache_salt=self.root.cache_salt, cache_scope=self.root.cache_scope, rope_regime=self.root.rope_regime,
             adapters=adapters(self.root.lora, virtual),
         )  # fmt: skip
-        request.hash_blocks(NUM_TOKENS // block_size, block_size)
+        request.hash_blocks(NUM_TOKENS // block_size, KnownHashes(block_size, 0))
         return request.hashes
 
     def before(self, end: int) -> tuple[Root, list[int], list[Rows]]:
@@ -136,3 +139,26 @@ def test_embeddings_of_another_dtype_have_another_digest() -> None:
         assert fields.embeds is not None
         digests.add(fields.embeds.digest)
     assert len(digests) == 5
+
+
+@given(st.lists(st.integers(0, (1 << 32) - 1), max_size=99), st.integers(1, 7))
+def test_hash_of_a_block_is_that_of_its_tokens_behind_the_hash_before(
+    token_ids: list[int], size: int
+) -> None:
+    count = len(token_ids) // size
+    expected, parent = [], b"root"
+    for start in range(0, count * size, size):
+        block = b"".join(token.to_bytes(4, "little") for token in token_ids[start : start + size])
+        parent = sha256(parent + block).digest()
+        expected.append(parent)
+    assert Stretch(b"root", pack(token_ids[: count * size])).hashes(size) == expected
+
+
+def test_known_hashes_are_bounded_and_the_oldest_give_way() -> None:
+    known = KnownHashes(1, 2 * STRETCH)
+    stretches = [Stretch(bytes([number]), pack(range(STRETCH))) for number in range(3)]
+    first, second, third = map(known.of, stretches)
+    assert known.of(stretches[2]) is third
+    assert known.of(stretches[1]) is second
+    assert known.of(stretches[0]) == first
+    assert known.of(stretches[0]) is not first
