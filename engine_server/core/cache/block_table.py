@@ -106,6 +106,8 @@ class BlockTable:
 
         Only blocks that the next token needs must be cached.
         """
+        if all(spec.keeps_all for spec in self.specs):
+            return self.num_whole(hashes)
         longest = 0
         # By kind: the column from which on all blocks up to the present one are cached.
         cached_from = [0] * len(self.specs)

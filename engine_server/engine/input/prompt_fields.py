@@ -67,9 +67,7 @@ def parse_prompt(prompt: object, embeds_size: int | None) -> PromptFields:
 def _token_ids(name: str, value: object) -> list[int]:
     if not isinstance(value, list | tuple):
         valid.refuse_type(name, value, "list")
-    if isinstance(value, EncodedText):
-        return value
-    if set(map(type, value)) <= {int}:
+    if isinstance(value, EncodedText) or set(map(type, value)) <= {int}:
         return list(value)
     return [valid.integer(name, item) for item in value]
 
