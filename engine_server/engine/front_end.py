@@ -196,7 +196,7 @@ class FrontEnd:
 
         stalls: stalls of the event loop since the last call, in seconds.
         """
-        stats = IterationStats(event_loop_stalls=list(stalls))
+        stats = IterationStats(event_loop_stalls=list(stalls), prompts=self.processor.times.take())
         outputs, aborts = self.requests.process(steps, stats)
         self.loggers.record(scheduler_stats, stats)
         return outputs, aborts

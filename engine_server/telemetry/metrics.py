@@ -42,6 +42,7 @@ BETWEEN_TOKENS = (.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5,
 LATENCY = (.3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 STEP_TIME = (.0005, .001, .002, .003, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 30)
 STALLS = (.001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5)
+PREPARATION = (.0001, .0002, .0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10)
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 CHOICES = (1, 2, 5, 10, 20)
 
@@ -94,6 +95,16 @@ OF_STEP = [  # from IterationStats
            BETWEEN_TOKENS, former="vllm:time_per_output_token_seconds"),
     Metric(Histogram, "fairlead:event_loop_stall_seconds", "Longest stall of the front end's event loop in a step.",
            "event_loop_stalls", STALLS),
+    Metric(Histogram, "fairlead:prompt_render_seconds", "Rendering of a conversation by the chat template.",
+           "prompts.render_seconds", PREPARATION),
+    Metric(Histogram, "fairlead:prompt_tokenize_seconds", "Tokenization of a prompt's text.",
+           "prompts.tokenize_seconds", PREPARATION),
+    Metric(Histogram, "fairlead:prompt_wait_seconds", "Wait of long prompts for their turn to be tokenized.",
+           "prompts.wait_seconds", PREPARATION),
+    Metric(Counter, "fairlead:prompt_characters", "Characters of texts that were tokenized.",
+           "prompts.num_characters"),
+    Metric(Counter, "fairlead:prompt_characters_found", "Characters of texts whose tokens were known.",
+           "prompts.num_characters_found"),
 ]
 OF_COMPLETION = [  # from FinishedRequest
     *(Metric(Counter, "vllm:request_success", "Requests ended, by their reason.",

@@ -51,6 +51,19 @@ class EndedRequest:
 
 
 @dataclass(slots=True)
+class PromptStats:
+    """What the preparation of prompts took since the last step, in seconds, one number for each text or wait."""
+
+    render_seconds: list[float] = field(default_factory=list)
+    tokenize_seconds: list[float] = field(default_factory=list)
+    # Of prompts that are tokenized in a thread: until it was their turn.
+    wait_seconds: list[float] = field(default_factory=list)
+    # Of texts that were tokenized, and of their parts whose tokens were known.
+    num_characters: int = 0
+    num_characters_found: int = 0
+
+
+@dataclass(slots=True)
 class IterationStats:
     """Statistics of one step, collected by the front end from the core's outputs."""
 
@@ -66,3 +79,4 @@ class IterationStats:
     num_rejected: int = 0
     # The longest stall of the front end's event loop since the last step, in seconds; empty without a loop.
     event_loop_stalls: list[float] = field(default_factory=list)
+    prompts: PromptStats = field(default_factory=PromptStats)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Collection
 from functools import cached_property
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,6 +17,7 @@ from engine_server.config import ModelConfig
 from engine_server.contract.base.quoting import quote
 from engine_server.engine.input.admission import check_arrival_time, check_params
 from engine_server.engine.input.prompt_fields import PromptFields, parse_prompt
+from engine_server.engine.input.prompt_times import PromptTimes
 from engine_server.engine.input.segment_cache import SegmentCache, Sharers
 from engine_server.engine.input.segments import segmented
 from engine_server.engine.input.text_length import LONG_TEXT, TokenSpan, least_tokens, token_span
@@ -41,6 +43,7 @@ class Processor:
     def __init__(self, config: ModelConfig, tokenizer: PreTrainedTokenizerBase | None) -> None:
         self.config = config
         self.tokenizer = tokenizer
+        self.times = PromptTimes()
         cache = SegmentCache(config.tokenizer_cache_bytes)
         # None: no tokens of texts are kept.
         self._segments = segmented(tokenizer, config.tokenizer, cache) if tokenizer and cache.limit else None
@@ -179,18 +182,21 @@ class Processor:
             raise InvalidRequestError("the engine has no tokenizer; give prompt_token_ids", "prompt")
         if limit is not None:
             self.check_length(text, limit)
+        begun = perf_counter()
         if (
             self._segments is not None
             and sharers is not None
             and not (add_special_tokens and self._adds_tokens)
         ):
-            segments = self._segments.encode(text, sharers)
-            self._check_count(text, len(segments), limit)
-            return EncodedText(segments.tolist())
+            ids, num_found = self._segments.encode(text, sharers)
+            self._check_count(text, len(ids), limit)
+            self.times.add_tokenized(perf_counter() - begun, len(text), num_found)
+            return EncodedText(ids.tolist())
         (encoding,) = backend_of(self.tokenizer).encode_batch_fast(
             [text], add_special_tokens=add_special_tokens
         )
         self._check_count(text, len(encoding), limit)
+        self.times.add_tokenized(perf_counter() - begun, len(text), 0)
         return EncodedText(encoding.ids)
 
     @cached_property

@@ -9,7 +9,7 @@ import logging
 from array import array
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from engine_server.engine.input.added_tokens import AddedTokens
 from engine_server.engine.input.segment_cache import SegmentCache, SegmentKey, Sharers, owner_of
@@ -26,6 +26,14 @@ LEAST_SEGMENT = 128
 PROBES = "", "a", " a ", "\n", "  two words\n\n", "\u00e9e\u0301 \u65e5\u672c \U0001f389 1234"
 # Added tokens with which it does.
 NUM_PROBED = 16
+
+
+class Encoded(NamedTuple):
+    """The tokens of a text."""
+
+    ids: array[int]
+    # Number of its characters whose tokens were known.
+    num_found: int
 
 
 class SegmentedTokenizer:
@@ -46,10 +54,10 @@ class SegmentedTokenizer:
         self._cache = cache
         self._least_segment = least_segment
 
-    def encode(self, text: str, sharers: Sharers) -> array[int]:
-        """Return the token ids of a text. Any thread may call this; others run while it tokenizes."""
+    def encode(self, text: str, sharers: Sharers) -> Encoded:
+        """Tokenize a text. Any thread may call this; others run while it tokenizes."""
         owner = owner_of(self._name, sharers)
-        ids = array("I")
+        ids, num_found = array("I"), 0
         for segment in self._segments(text):
             key = SegmentKey(owner, segment)
             found = self._cache.find(key)
@@ -57,8 +65,10 @@ class SegmentedTokenizer:
                 (encoding,) = self._backend.encode_batch_fast([segment], add_special_tokens=False)
                 found = array("I", encoding.ids).tobytes()
                 self._cache.keep(key, found)
+            else:
+                num_found += len(segment)
             ids.frombytes(found)
-        return ids
+        return Encoded(ids, num_found)
 
     def _segments(self, text: str) -> Iterator[str]:
         for start, end in pairwise((0, *self._added.cuts(text, self._least_segment), len(text))):
@@ -95,6 +105,6 @@ def obstacle(tokenizer: Any, added: AddedTokens, tokens: list[AddedToken]) -> st
     parts = SegmentedTokenizer(backend, added, "", SegmentCache(0), least_segment=1)
     probed = tokens[:: len(tokens) // NUM_PROBED + 1]
     for text in ["".join(probe + token.content for token in probed) + probe for probe in PROBES]:
-        if parts.encode(text, Sharers()).tolist() != tokenizer(text, add_special_tokens=False).input_ids:
+        if parts.encode(text, Sharers()).ids.tolist() != tokenizer(text, add_special_tokens=False).input_ids:
             return f"the tokens of {text!r} are not those of its parts"
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from engine_server.contract.wire.errors import ErrorCode
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from engine_server.contract.base.caller import ReportedCaller
     from engine_server.engine.async_llm import AsyncLLMEngine
     from engine_server.engine.input.processor import Processor
+    from engine_server.engine.input.prompt_times import PromptTimes
     from engine_server.requests.prompts import TokensPrompt
 
 # In characters; longer texts take more than about 10 ms.
@@ -180,7 +182,7 @@ async def tokenize_prompts(
         return {"prompt_token_ids": token_ids, "prompt": prompt}
 
     size = sum(len(prompt) + ITEM_OVERHEAD for prompt in prompts if isinstance(prompt, str))
-    return await run_by_size(size, lambda: [tokenize(prompt) for prompt in prompts])
+    return await run_by_size(size, lambda: [tokenize(prompt) for prompt in prompts], processor.times)
 
 
 async def decode_prompts(engine: AsyncLLMEngine, prompts: Sequence[TokensPrompt]) -> list[TokensPrompt]:
@@ -243,7 +245,9 @@ async def tokenize_chats(
     processor = await engine.get_input_preprocessor()
     size = sum(chat.num_characters for chat in conversations)
     return await run_by_size(
-        size, lambda: [render_chat(processor, chat, most_tokens, sharers, created) for chat in conversations]
+        size,
+        lambda: [render_chat(processor, chat, most_tokens, sharers, created) for chat in conversations],
+        processor.times,
     )
 
 
@@ -265,11 +269,24 @@ def render_chat(
     sharers: Sharers | None,
     created: int | None,
 ) -> PreparedPrompt:
-    text, start = chat.render(processor.tokenizer, created)
+    with processor.times.rendering():
+        text, start = chat.render(processor.tokenizer, created)
     token_ids = encode(processor, text, most_tokens, chat.add_special_tokens, "messages", sharers)
     return PreparedPrompt({"prompt_token_ids": token_ids, "prompt": text}, start)
 
 
-async def run_by_size(size: int, work: Callable[[], T]) -> T:
-    """Run `work` at once, or in a thread, in turns, if its input has `LONG_TEXT` characters or more."""
-    return work() if size < LONG_TEXT else await THREADS.run(work, size)
+async def run_by_size(size: int, work: Callable[[], T], times: PromptTimes | None = None) -> T:
+    """Run `work` at once, or in a thread, in turns, if its input has `LONG_TEXT` characters or more.
+
+    times: takes the wait for the turn.
+    """
+    if size < LONG_TEXT:
+        return work()
+    asked = perf_counter()
+
+    def run() -> T:
+        if times is not None:
+            times.add_wait(perf_counter() - asked)
+        return work()
+
+    return await THREADS.run(run, size)

@@ -17,6 +17,7 @@ from engine_server.engine.input.segments import SegmentedTokenizer, segmented
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.prompts import EncodedText, PromptType
 from engine_server.requests.sampling_params import SamplingParams
+from engine_server.telemetry.stats import PromptStats
 
 # Of each kind.
 NUM_TEXTS = 2_000
@@ -76,12 +77,12 @@ def test_tokens_of_segments_are_those_of_the_whole_text(kind: str) -> None:
     )
     expected = {text: tokenizer(text, add_special_tokens=False).input_ids for text in texts(1)}
     for text, ids in expected.items():
-        assert cut.encode(text, ALICE).tolist() == ids, repr(text)
+        assert cut.encode(text, ALICE).ids.tolist() == ids, repr(text)
     assert LIMIT * 0.9 < cache.used <= LIMIT
     again = list(expected)
     random.Random(2).shuffle(again)
     for text in again:
-        assert cut.encode(text, ALICE).tolist() == expected[text], repr(text)
+        assert cut.encode(text, ALICE).ids.tolist() == expected[text], repr(text)
 
 
 def separate(tokens: list[AddedToken]) -> list[AddedToken]:
@@ -136,7 +137,8 @@ def test_next_turn_is_tokenized_from_its_new_message_on() -> None:
     first, second, third = message("one "), message("two "), message("three ")
     tokenizer.encode(first + second, ALICE)
     tokenized.clear()
-    tokenizer.encode(first + second + third, ALICE)
+    _, num_found = tokenizer.encode(first + second + third, ALICE)
+    assert num_found == len(first + second)
     assert tokenized == [END + third.removesuffix(END)]
 
 
@@ -198,3 +200,15 @@ def test_long_known_text_is_refused_as_an_unknown_one_is() -> None:
     for _ in range(2):
         with pytest.raises(InvalidRequestError, match="the prompt has"):
             processor.encode(text, 100, False, ALICE)
+
+
+def test_known_part_of_texts_is_measured() -> None:
+    processor = Processor(model_config(1 << 20), with_added(byte_level(), CHAT))
+    text = message("one ")
+    for _ in range(2):
+        processor.encode(text, None, False, ALICE)
+    processor.encode(text, None, False)
+    stats = processor.times.take()
+    assert (stats.num_characters, stats.num_characters_found) == (3 * len(text), len(text))
+    assert len(stats.tokenize_seconds) == 3
+    assert processor.times.take() == PromptStats()
