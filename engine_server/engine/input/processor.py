@@ -173,8 +173,8 @@ class Processor:
     ) -> EncodedText:
         """Return the tokens of a text. Raises InvalidRequestError for a long one with more than `limit` tokens.
 
-        No list is made of tokens that are too many, since other threads wait for it. None: any number. Any thread may
-        call this.
+        None: any number. Any thread may call this; no list is made at once of tokens that are too many, since others
+        wait for it.
 
         sharers: who may find what is tokenized here; None: nobody, and nothing is found.
         """
@@ -191,7 +191,7 @@ class Processor:
             ids, num_found = self._segments.encode(text, sharers)
             self._check_count(text, len(ids), limit)
             self.times.add_tokenized(perf_counter() - begun, len(text), num_found)
-            return EncodedText(ids.tolist())
+            return ids
         (encoding,) = backend_of(self.tokenizer).encode_batch_fast(
             [text], add_special_tokens=add_special_tokens
         )

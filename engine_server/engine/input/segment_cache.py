@@ -49,7 +49,7 @@ class SegmentCache:
         return len(self._entries)
 
     def find(self, key: SegmentKey) -> bytes | None:
-        """Return the token ids of a segment, 4 bytes each in the machine's order; None if they are not known."""
+        """Return the packed token ids of a segment (see `token_bytes`); None if they are not known."""
         with self._lock:
             ids = self._entries.get(key)
             if ids is not None:

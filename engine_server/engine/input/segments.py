@@ -6,13 +6,14 @@ A text is cut before added tokens, such as those around messages. Its tokens are
 from __future__ import annotations
 
 import logging
-from array import array
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from engine_server.engine.input.added_tokens import AddedTokens
 from engine_server.engine.input.segment_cache import SegmentCache, SegmentKey, Sharers, owner_of
+from engine_server.requests.prompts import EncodedText
+from engine_server.requests.token_bytes import pack, unpack
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
@@ -31,7 +32,7 @@ NUM_PROBED = 16
 class Encoded(NamedTuple):
     """The tokens of a text."""
 
-    ids: array[int]
+    ids: EncodedText
     # Number of its characters whose tokens were known.
     num_found: int
 
@@ -57,17 +58,18 @@ class SegmentedTokenizer:
     def encode(self, text: str, sharers: Sharers) -> Encoded:
         """Tokenize a text. Any thread may call this; others run while it tokenizes."""
         owner = owner_of(self._name, sharers)
-        ids, num_found = array("I"), 0
+        ids, num_found = EncodedText(), 0
         for segment in self._segments(text):
             key = SegmentKey(owner, segment)
             found = self._cache.find(key)
             if found is None:
                 (encoding,) = self._backend.encode_batch_fast([segment], add_special_tokens=False)
-                found = array("I", encoding.ids).tobytes()
-                self._cache.keep(key, found)
+                made = encoding.ids
+                self._cache.keep(key, pack(made))
+                ids += made
             else:
                 num_found += len(segment)
-            ids.frombytes(found)
+                ids += unpack(found)
         return Encoded(ids, num_found)
 
     def _segments(self, text: str) -> Iterator[str]:
@@ -105,6 +107,6 @@ def obstacle(tokenizer: Any, added: AddedTokens, tokens: list[AddedToken]) -> st
     parts = SegmentedTokenizer(backend, added, "", SegmentCache(0), least_segment=1)
     probed = tokens[:: len(tokens) // NUM_PROBED + 1]
     for text in ["".join(probe + token.content for token in probed) + probe for probe in PROBES]:
-        if parts.encode(text, Sharers()).ids.tolist() != tokenizer(text, add_special_tokens=False).input_ids:
+        if parts.encode(text, Sharers()).ids != tokenizer(text, add_special_tokens=False).input_ids:
             return f"the tokens of {text!r} are not those of its parts"
     return None
