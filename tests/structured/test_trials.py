@@ -15,12 +15,11 @@ from small_tokenizers import byte_level, vocabulary_of
 from tiers import tiered
 from waiting import until
 
+from engine_server.forks.fork_worker import WorkerEndedError
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.structured_outputs import StructuredOutputsParams
-from engine_server.structured import trial_line
 from engine_server.structured.trial_process import Verdict
-from engine_server.structured.trial_worker import WorkerEndedError
-from engine_server.structured.trials import GrammarTrials
+from engine_server.structured.trials import SHARES, GrammarTrials
 
 # Generous; a trial has a second of CPU time.
 SECONDS = 60
@@ -196,7 +195,7 @@ def test_trial_leaves_the_line_with_the_last_request_that_wants_it(
     trials: GrammarTrials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(trial_line, "MAX_RUNNING_OF_CALLER", 0)
+        patch.setattr(trials._line, "shares", SHARES._replace(running_of_caller=0))
         wanted = [trials.start(StructuredOutputsParams(regex=f"z{number}"), "a") for number in range(3)]
         again = trials.start(StructuredOutputsParams(regex="z0"), "a")
         assert all(one.cancel() for one in wanted)
@@ -262,7 +261,7 @@ def test_every_verdict_comes_or_fails_whenever_the_process_is_killed(
             assert ended(pending.pop(0))
         elif action.startswith("kill") and (worker := trials._worker):
             if action == "kill with pending verdicts":
-                until(lambda: trials._worker._trials or all(one.done() for one in pending))
+                until(lambda: trials._worker._tasks or all(one.done() for one in pending))
             worker.process.kill()
             killed = worker.process
     assert all(ended(one) for one in pending)

@@ -13,8 +13,9 @@ from local_server import LocalServer, serving
 from waiting import until
 
 from engine_server.contract.base.caller import ReportedCaller
-from engine_server.structured import trial_line
-from engine_server.structured.trial_line import MAX_RUNNING_OF_CALLER, TrialLine
+from engine_server.forks.task_line import TaskLine
+from engine_server.structured.trial_process import Verdict
+from engine_server.structured.trials import SHARES
 
 KEY = "the-key-of-the-router"
 COMPLETIONS = "/v1/completions"
@@ -59,7 +60,7 @@ def slow_grammar(number: int) -> dict[str, Any]:
     return {"json": {"type": "integer", "multipleOf": 999_900 + number}}
 
 
-def line_of(server: LocalServer) -> TrialLine:
+def line_of(server: LocalServer) -> TaskLine[Verdict]:
     trials = server.host.model.engine._front_end._trials
     assert trials is not None
     return trials._line
@@ -118,26 +119,26 @@ def test_grammar_of_one_caller_is_tried_while_slow_ones_of_another_wait(keyed: L
     with ExitStack() as slow:
         for number in range(12):
             slow.enter_context(asking(keyed, CALLER, structured_outputs=slow_grammar(number)))
-        until(lambda: trial_line.count(line_of(keyed)._waiting) > MAX_RUNNING_OF_CALLER)
+        until(lambda: line_of(keyed).num_waiting > SHARES.running_of_caller)
         assert ask(keyed, OTHER, prompt="A", structured_outputs={"choice": ["fast"]}).status == 200
-        assert trial_line.count(line_of(keyed)._waiting) > 0
-    until(lambda: trial_line.count(line_of(keyed)._waiting) == 0)
-    until(lambda: trial_line.count(line_of(keyed)._running) == 0)
+        assert line_of(keyed).num_waiting > 0
+    until(lambda: line_of(keyed).num_waiting == 0)
+    until(lambda: line_of(keyed).num_running == 0)
 
 
 def test_caller_beyond_its_share_of_grammars_is_refused_alone(
     keyed: LocalServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial_line, "MAX_WAITING_OF_CALLER", 1)
+    monkeypatch.setattr(line_of(keyed), "shares", SHARES._replace(waiting_of_caller=1))
     with ExitStack() as slow:
         for number in range(20, 23):
             slow.enter_context(asking(keyed, CALLER, structured_outputs=slow_grammar(number)))
-        until(lambda: trial_line.count(line_of(keyed)._waiting) == 1)
+        until(lambda: line_of(keyed).num_waiting == 1)
         for stream in (False, True):
             refused = ask(keyed, CALLER, prompt="A", structured_outputs={"regex": "one more"}, stream=stream)
             assert (refused.status, refused.error["code"]) == (429, "rate_limited")
             assert refused.error["type"] == "rate_limit_error" and refused.headers["retry-after"] == "1"
         assert ask(keyed, OTHER, prompt="A", structured_outputs={"regex": "another"}).status == 200
-        monkeypatch.setattr(trial_line, "MAX_WAITING", 1)
+        monkeypatch.setattr(line_of(keyed), "shares", SHARES._replace(waiting=1))
         full = ask(keyed, OTHER, prompt="A", structured_outputs={"regex": "not even one"})
         assert (full.status, full.error["code"]) == (503, "queue_full")
