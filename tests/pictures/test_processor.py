@@ -14,7 +14,8 @@ from library_processors import library_processor
 from PIL import Image
 from tiny_pictures import FAMILIES, Family
 
-from engine_server.modeling.pictures.processor import PictureProcessor, UnsupportedPicturesError
+from engine_server.modeling.pictures.errors import UnsupportedPicturesError
+from engine_server.modeling.pictures.processor import PictureProcessor
 
 pytestmark = pytest.mark.transformers
 ModelFolder = Callable[[Family], Path]

@@ -58,6 +58,12 @@ SCHEMA_BYTES = Bound("bytes in a schema or grammar", 1 << 18)
 SCHEMA_DEPTH = Bound("levels of containers in a schema", 64)
 GRAMMAR_BYTES = Bound("bytes of grammars (choices x bytes)", 1 << 24)
 
+PICTURES = Bound("pictures in a request", 64)
+PICTURE_BYTES = Bound("bytes in a picture", 20 << 20)
+PICTURE_PIXELS = Bound("pixels in a picture", 1 << 25)
+PICTURES_PIXELS = Bound("pixels in all pictures of a request", 1 << 27)
+PICTURE_ASPECT = Bound("times the shorter side of a picture in its longer side", 200)
+
 BOUNDS = (
     JSON_BRACKETS, JSON_COMMAS, TOKEN_ID_COMMAS, NESTED_VALUES, PROMPTS, MESSAGES, TOOLS, TOOL_BYTES,
     STOP_STRINGS, STOP_STRING_CHARACTERS,
@@ -65,6 +71,7 @@ BOUNDS = (
     PROMPT_LOGPROBS, TOKEN_RULES, POOLED_TOKENS, ANSWER_BYTES, PAIR_CHARACTERS, TOKENIZED_BYTES, TOKENIZED_TOKENS,
     DETOKENIZED_TOKENS,
     SCHEMA_BYTES, SCHEMA_DEPTH, GRAMMAR_BYTES, CONTEXT_EDITS,
+    PICTURES, PICTURE_BYTES, PICTURE_PIXELS, PICTURES_PIXELS, PICTURE_ASPECT,
 )  # fmt: skip
 
 # The ends of strings that `without_strings` looks for.

@@ -16,6 +16,7 @@ from transformers.image_processing_backends import PilBackend
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES  # type: ignore[attr-defined]
 
 from engine_server.model_sources.folder import CONFIG, TOKENIZER_CONFIG, json_object
+from engine_server.modeling.pictures.errors import UnsupportedPicturesError
 from engine_server.modeling.pictures.pixtral import PixtralPlaceholders
 
 # Classes of ours, by the names of those whose modules import torchvision.
@@ -33,16 +34,13 @@ MEDIA = re.compile(
 OF_TEXT = {"input_ids", "token_type_ids", "attention_mask", "mm_token_type_ids"}
 
 
-class UnsupportedPicturesError(ValueError):
-    """Pictures that can't be processed for a model; the message says why."""
-
-
 class PictureProcessor:
     """The processor in a model's folder, which uses Pillow and never torchvision."""
 
     def __init__(self, processor: Any, options: Mapping[str, Any]) -> None:
         self._processor = processor
         self._options = dict(options)
+        self._scales_by_pixels = False
         # What a template writes for a picture, and what stands for one row of it.
         self.image_token: str = processor.image_token
         # The tokenizer's added tokens that have to do with media.
@@ -50,7 +48,7 @@ class PictureProcessor:
 
     @classmethod
     def of_folder(cls, folder: Path, options: Mapping[str, Any] = {}) -> Self:
-        """Make the processor of a model, and process a picture with it. Raises UnsupportedPicturesError.
+        """Make the processor of a model, and process pictures with it. Raises UnsupportedPicturesError.
 
         options: settings of the image processor, in place of those in the folder.
         """
@@ -62,7 +60,7 @@ class PictureProcessor:
         name = class_name(folder)
         try:
             processor = cls(make_processor(name, folder, options), options)
-            processor.process(Image.new("RGB", (LOW_DETAIL, LOW_DETAIL)))
+            processor.find_scaling()
         except UnsupportedPicturesError:
             raise
         except Exception as error:  # of the files in the folder, of the options, or of a missing library
@@ -77,13 +75,12 @@ class PictureProcessor:
         settings = json.dumps([self._processor.to_dict(), self._options], sort_keys=True, default=str)
         return hashlib.sha256(settings.encode()).hexdigest()
 
-    @cached_property
-    def scales_by_pixels(self) -> bool:
-        """Whether there is more to process of a larger picture of the same shape."""
+    def find_scaling(self) -> None:
+        """Find out whether there is more to process of a larger picture of the same shape."""
         small, large = (
             self.process(Image.new("RGB", (side, side)))[1] for side in (LOW_DETAIL, 2 * LOW_DETAIL)
         )
-        return any(large[name].shape != small[name].shape for name in large)
+        self._scales_by_pixels = any(large[name].shape != small[name].shape for name in large)
 
     def process(self, image: Image.Image, low_detail: bool = False) -> tuple[str, dict[str, np.ndarray]]:
         """Return a picture's text in a prompt, and what the model's `get_image_features` takes, by name.
@@ -93,18 +90,23 @@ class PictureProcessor:
 
         The text has a placeholder for each row, and wrappers. Raises Exception for a picture that can't be processed.
         """
-        if low_detail and self.scales_by_pixels:
+        if low_detail and self._scales_by_pixels:
             image = image.copy()
             image.thumbnail((LOW_DETAIL, LOW_DETAIL))
         found = self._processor(
             images=[image], text=self.image_token, return_tensors="np", return_text_replacement_offsets=True
         )
         replacement = found.pop("text_replacement_offsets")[0][0]["replacement"]
-        arrays = {name: np.asarray(value) for name, value in found.items() if name not in OF_TEXT}
         return replacement, {
-            name: array.astype(np.float32) if array.dtype.kind == "f" else array
-            for name, array in arrays.items()
+            name: compact(name, np.asarray(value)) for name, value in found.items() if name not in OF_TEXT
         }
+
+
+def compact(name: str, array: np.ndarray) -> np.ndarray:
+    """Return numbers as float32, and a mask as bools, an eighth of the bytes that processors give it."""
+    if array.dtype.kind == "f":
+        return array.astype(np.float32, copy=False)
+    return array.astype(bool) if name.endswith("_mask") else array
 
 
 def class_name(folder: Path) -> str:

@@ -1,0 +1,167 @@
+"""The pictures of requests, before these are queued."""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from engine_server.contract.base.bounds import PICTURE_BYTES, PICTURE_PIXELS, PICTURES_PIXELS
+from engine_server.forks.fork_worker import Finish, ForkWorker, WorkerEndedError
+from engine_server.forks.forked_tasks import ForkedTasks
+from engine_server.forks.task_line import CallerId, Shares, TaskLine
+from engine_server.modeling.pictures.errors import UnsupportedPicturesError
+from engine_server.modeling.platform.cpu_quota import available_cpus
+from engine_server.pictures.messages import (
+    Describe,
+    Description,
+    Measure,
+    Measured,
+    Process,
+    Processed,
+    ProcessorSettings,
+    Refused,
+    Unsupported,
+    decode_reply,
+)
+from engine_server.requests.errors import InvalidRequestError
+from engine_server.requests.messages import RawTensor
+from engine_server.requests.pictures import Picture
+
+MOST_FORKS = 4
+MOST_WAITING = 256
+# Of the replacement texts that are remembered.
+MOST_CHARACTERS = 1 << 24
+ENVIRONMENT = {
+    # A fork has one thread, whatever the libraries would start.
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    # Huge pages: a fork's memory is new to it, and small ones cost a third of its time.
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessedPicture:
+    """What the model takes for a picture."""
+
+    # Its text in a prompt: a placeholder for each row, and wrappers.
+    replacement: str
+    # What the model's encoder takes, by name.
+    inputs: dict[str, RawTensor]
+
+
+@dataclass(slots=True)
+class PictureCounts:
+    """Pictures by outcome."""
+
+    processed: int = 0
+    refused: int = 0
+    # Whose replacement text was remembered.
+    remembered: int = 0
+
+
+Outcome = Description | Measured | ProcessedPicture
+
+
+class Pictures(ForkedTasks[Outcome]):
+    """The processing of pictures in forks of one process. Methods may be called by any thread.
+
+    No picture is parsed in this process.
+    """
+
+    def __init__(self, folder: Path, options: Mapping[str, Any] = {}) -> None:
+        """Start the process for the model in a folder; it takes seconds. Raises UnsupportedPicturesError.
+
+        options: see `PictureProcessor.of_folder`.
+        """
+        forks = min(MOST_FORKS, max(1, available_cpus() // 2))
+        shares = Shares(forks, max(1, forks // 2), MOST_WAITING, MOST_WAITING // 2)
+        super().__init__(TaskLine("pictures", "to be processed", shares), "pictures")
+        self._settings = ProcessorSettings(str(folder), dict(options), forks)
+        # By digest, the least recently used first.
+        self._replacements: OrderedDict[str, str] = OrderedDict()
+        self._characters = 0
+        self.counts = PictureCounts()
+        try:
+            described = self._submit(b"", Describe(), None).result()
+        except WorkerEndedError as error:
+            raise UnsupportedPicturesError("the process for pictures ended at its start") from error
+        assert isinstance(described, Description)
+        self._settings_digest = described.settings_digest
+        self.image_token = described.image_token
+        self.media_tokens = tuple(described.media_tokens)
+
+    def digest(self, picture: Picture) -> str:
+        """Return what identifies a picture and all that its rows depend on, but for the model's weights."""
+        identity = msgspec.msgpack.encode((picture.sha256, picture.low_detail, self._settings_digest))
+        return hashlib.sha256(identity).hexdigest()
+
+    def replacement(self, digest: str) -> str | None:
+        """Return the text for a picture that was processed before, or None if it is forgotten."""
+        with self._lock:
+            found = self._replacements.get(digest)
+            if found is not None:
+                self._replacements.move_to_end(digest)
+                self.counts.remembered += 1
+            return found
+
+    def measure(self, pictures: Sequence[Picture], caller: CallerId) -> Future[Any]:
+        """Check the pixels of all pictures that a request has new, before any is decoded.
+
+        The future fails with InvalidRequestError if there are too many. Raises QueueFullError or ShareUsedError.
+        """
+        if len(pictures) * PICTURE_PIXELS.limit <= PICTURES_PIXELS.limit:
+            few: Future[Any] = Future()
+            few.set_result(None)
+            return few
+        digest = hashlib.sha256(msgspec.msgpack.encode([picture.sha256 for picture in pictures])).digest()
+        return self._submit(digest, Measure([picture.data for picture in pictures]), caller)
+
+    def process(self, picture: Picture, caller: CallerId) -> Future[ProcessedPicture]:
+        """Return what the model takes for a picture, once it is processed. A caller that no longer wants it cancels it.
+
+        The future fails with InvalidRequestError for a picture that can't be taken. Raises the same for too many bytes,
+        QueueFullError, or ShareUsedError if the caller has too many pictures that wait.
+        """
+        if excess := PICTURE_BYTES.exceeded(len(picture.data)):
+            raise InvalidRequestError(excess)
+        digest = bytes.fromhex(self.digest(picture))
+        pending = self._submit(digest, Process(picture.data, picture.low_detail), caller)
+        return cast("Future[ProcessedPicture]", pending)
+
+    def _start_worker(self, finish: Finish) -> ForkWorker:
+        return ForkWorker("engine_server.pictures.picture_process", self._settings, finish, ENVIRONMENT)
+
+    def _decode(self, content: bytes | bytearray) -> Outcome:
+        reply = decode_reply(content)
+        if isinstance(reply, Unsupported):
+            raise UnsupportedPicturesError(reply.message)
+        if isinstance(reply, Refused):
+            with self._lock:
+                self.counts.refused += 1
+            raise InvalidRequestError(reply.message)
+        return ProcessedPicture(reply.replacement, reply.inputs) if isinstance(reply, Processed) else reply
+
+    def _keep(self, digest: bytes, result: Outcome) -> None:
+        """Remember a picture's replacement text."""
+        if not isinstance(result, ProcessedPicture):
+            return
+        self.counts.processed += 1
+        forgotten = self._replacements.pop(digest.hex(), "")
+        self._replacements[digest.hex()] = result.replacement
+        self._characters += len(result.replacement) - len(forgotten)
+        while self._characters > MOST_CHARACTERS:
+            _, forgotten = self._replacements.popitem(last=False)
+            self._characters -= len(forgotten)
+
+    def close(self) -> None:
+        """End the process; pictures that it has not processed get WorkerEndedError."""
+        self._writer.shutdown()
+        if self._worker is not None:
+            self._worker.close()
