@@ -69,7 +69,9 @@ class EngineConfig(msgspec.Struct, frozen=True):
             num_state_slots=facts.num_state_slots or None,
             bytes_per_state=facts.bytes_per_state or None,
         )
-        model = msgspec.structs.replace(self.model_config, batch_invariant=facts.batch_invariant)
+        model = msgspec.structs.replace(
+            self.model_config, batch_invariant=facts.batch_invariant, refuses_pictures=facts.refuses_pictures
+        )
         if model.fit_max_model_len and facts.num_blocks:
             fitting = min(model.max_model_len, facts.num_blocks * cache.block_size)
             model = msgspec.structs.replace(model, max_model_len=fitting)

@@ -61,6 +61,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     hidden_size: int = 0
     # Size of one token's prompt embedding; None: prompts of embeddings are refused.
     prompt_embeds_size: int | None = None
+    # Load no encoder of pictures.
+    language_model_only: bool = False
+    # Why the model takes no pictures, once it is loaded; empty if it takes them.
+    refuses_pictures: str = ""
     # Settings that replace those of config.json.
     hf_overrides: dict[str, Any] = {}
     # Run Python code from the model's folder.

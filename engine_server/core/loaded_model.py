@@ -1,7 +1,8 @@
 """The model's weights on one rank's device."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,12 @@ from engine_server.modeling.drafting.eagle3_folder import load_eagle3
 from engine_server.modeling.drafting.mtp_checkpoint import load_mtp
 from engine_server.modeling.layers.rope import SequenceRope, sequence_rope
 from engine_server.modeling.layers.weight_layer import all_tensors
+from engine_server.modeling.loader.encoder import encoder_aside
 from engine_server.modeling.loader.model_loader import first_position, load_model
 from engine_server.modeling.loader.probe import Probe, run
 from engine_server.modeling.model.answer_scorer import AnswerScorer
 from engine_server.modeling.model.embedding_modules import load_embedding_modules
+from engine_server.modeling.model.picture_encoder import picture_rows
 from engine_server.modeling.model.split_classifier import SplitClassifier
 from engine_server.modeling.model.split_model import SplitModel
 from engine_server.modeling.platform.interface import Platform
@@ -106,10 +109,13 @@ class LoadedModel:
             self._model = load_model(
                 config.model_config, config.load_config, self._platform, self._ranks, self._clock
             )
-            tensors += all_tensors(self._model)
+            with encoder_aside(self._model) as encoder:
+                tensors += all_tensors(self._model)
             if config.model_config.pooling is not None and config.model_config.pooling.modules:
                 self._modules = self._load_modules(config.model_config.pooling)
                 tensors += self._modules.parameters()
+        with self._memory.taking("encoder of pictures") as tensors:
+            tensors += chain.from_iterable(all_tensors(part.module) for part in encoder)
         if self.has_head:
             with self._memory.taking("draft head") as tensors:
                 self._head = self._load_head(self._model)
@@ -125,7 +131,7 @@ class LoadedModel:
             self._classifier = SplitClassifier(self._model, pooling.num_labels, self.first_position)
         lora = config.lora_config
         if lora is not None:
-            with self._memory.taking("adapters") as tensors:
+            with self._memory.taking("adapters") as tensors, encoder_aside(self._model):
                 add = self._platform.module_kernels.add_low_rank
                 self.adapted = AdaptedModel(self._model, self.body, lora.max_loras, lora.max_lora_rank, add)
                 tensors += self.adapted.tensors
@@ -180,6 +186,14 @@ class LoadedModel:
     def rope_regime(self, request: Request) -> int:
         """Return the number that a request's keys depend on besides its tokens."""
         return self.rope.regime(request.num_prompt, len(request.token_ids)) if self.rope else 0
+
+    def picture_rows(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return the embeddings [rows, hidden] that take the places of a picture's placeholders.
+
+        inputs: by name, what the processor of the model's pictures returns for one. Raises ValueError for those that
+        the encoder can't take.
+        """
+        return picture_rows(self.model, inputs)
 
     def states(self, arguments: dict[str, Any]) -> Tensor:
         """Return the hidden states [T, hidden] of the step's tokens."""

@@ -31,6 +31,7 @@ def with_draft_model(
         dtype=args.dtype,
         load_format=args.load_format,
         enforce_eager=args.enforce_eager,
+        language_model_only=True,
     )
     try:
         draft = describe_model(own).config

@@ -69,6 +69,7 @@ class ModelArguments:
         type=parse_size,
     )
     enable_prompt_embeds: bool = argument(False, "take embeddings in place of a prompt's tokens")
+    language_model_only: bool = argument(False, "take no pictures, and load no encoder of them")
     runner: Literal["auto", "generate", "pooling"] = argument(
         "auto", "generate text, or pool to vectors and scores; auto: the model's own task"
     )

@@ -78,6 +78,7 @@ def describe_model(args: Arguments) -> ModelDescription:
         logprobs_mode=args.logprobs_mode,
         hidden_size=_hidden_size(text_config),
         prompt_embeds_size=_embedding_size(text_config) if args.enable_prompt_embeds else None,
+        language_model_only=args.language_model_only,
         hf_overrides=args.hf_overrides or {},
         trust_remote_code=args.trust_remote_code,
         sampling_defaults=SamplingDefaults()

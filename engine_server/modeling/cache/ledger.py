@@ -13,6 +13,7 @@ from engine_server.modeling.device.interface import Device
 # How to make each part smaller, for the error message of one that does not fit.
 ADVICE = {
     "weights": "Use a smaller model or dtype, or more GPUs by tensor_parallel_size",
+    "encoder of pictures": "Set language_model_only, if no pictures are sent",
     "draft head": "Use a smaller draft head, or none",
     "adapters": "Lower max_loras or max_lora_rank",
     "step buffers": "Lower max_num_batched_tokens or max_num_seqs",

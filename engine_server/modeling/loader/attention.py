@@ -20,9 +20,21 @@ FAMILIES = {
 }
 
 
-def implementation_for(config: PreTrainedConfig) -> str:
+def implementation_for(config: PreTrainedConfig) -> str | dict[str, str]:
     """Return the attention implementation with which transformers builds a model of `config`."""
-    return "eager" if config.model_type in FAMILIES else IMPLEMENTATION
+    return for_text(config, "eager" if config.model_type in FAMILIES else IMPLEMENTATION)
+
+
+def for_text(config: PreTrainedConfig, implementation: str) -> str | dict[str, str]:
+    """Return what sets an implementation for the text alone, where it is one of a config's parts.
+
+    Of the others transformers chooses it.
+    """
+    text = config.get_text_config()
+    for name in config.sub_configs:
+        if getattr(config, name, None) is text:
+            return {"": implementation, name: implementation}
+    return implementation
 
 
 def replace_attention(model: PreTrainedModel) -> PassReport:

@@ -13,6 +13,7 @@ from engine_server.modeling.layers.experts import Experts
 from engine_server.modeling.layers.fused_router import FusedRouter
 from engine_server.modeling.layers.linear import FusedLinear, Linear
 from engine_server.modeling.layers.norm import FusedLayerNorm, FusedRMSNorm
+from engine_server.modeling.loader.encoder import encoder_aside
 from engine_server.modeling.platform.interface import Platform
 
 # Layers in which each row's result depends on that row alone if its product does.
@@ -62,13 +63,17 @@ def check_setup(config: ModelConfig, platform: Platform, ranks: Communicator) ->
         raise ValueError("batch_invariant on a CPU takes models that generate; poolers run in plain torch")
 
 
-def check_modules(model: nn.Module, platform: Platform) -> None:
-    """Raise UnsupportedModelError for modules whose order of summation may depend on the batch."""
-    for module in model.modules():
-        if list(module.parameters(recurse=False)) and not is_row_by_row(module):
-            names = f"{type(module).__name__} of {type(model).__name__}"
-            raise UnsupportedModelError(f"batch_invariant: the order of summation in {names} is unknown")
-    platform.check_fixed_order(model)
+def check_modules(model: PreTrainedModel, platform: Platform) -> None:
+    """Raise UnsupportedModelError for modules whose order of summation may depend on the batch.
+
+    The encoder of pictures takes them one by one.
+    """
+    with encoder_aside(model):
+        for module in model.modules():
+            if list(module.parameters(recurse=False)) and not is_row_by_row(module):
+                names = f"{type(module).__name__} of {type(model).__name__}"
+                raise UnsupportedModelError(f"batch_invariant: the order of summation in {names} is unknown")
+        platform.check_fixed_order(model)
 
 
 def is_row_by_row(module: nn.Module) -> bool:

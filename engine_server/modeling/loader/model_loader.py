@@ -18,10 +18,12 @@ from engine_server.modeling.device.communicator import Communicator
 from engine_server.modeling.device.progress import ProgressClock
 from engine_server.modeling.formats.checkpoints.stored import Weights, stored_tensors
 from engine_server.modeling.loader.attention import implementation_for, replace_attention
+from engine_server.modeling.loader.encoder import encoder_aside, remove_encoder
 from engine_server.modeling.loader.invariance import check_setup
 from engine_server.modeling.loader.leftovers import check_tensors
 from engine_server.modeling.loader.model_folder import ModelFolder, open_folder
 from engine_server.modeling.loader.passes import LoadPlan, replace_modules, verified_choices
+from engine_server.modeling.loader.picture_refusal import refusal_by_settings
 from engine_server.modeling.loader.progress import reported_progress
 from engine_server.modeling.loader.refusal import check_layer_types, refused_by_name
 from engine_server.modeling.loader.room import check_room, needed_bytes, saved_bytes
@@ -85,6 +87,8 @@ def checked_skeleton(config: ModelConfig, load: LoadConfig, folder: ModelFolder)
         if not config.is_encoder:
             check_layer_types(folder.settings, folder.architecture)
         skeleton = empty_model(config, folder.settings, folder.dtype)
+        if refusal_by_settings(config, folder.settings):
+            remove_encoder(skeleton)
     if load.load_format != "dummy":
         checkpoint = folder.checkpoint
         tensors = stored_tensors(Path(config.path)) if checkpoint is None else checkpoint.tensors
@@ -108,7 +112,10 @@ def verified_plan(
         choices = verified_choices(skeleton, platform, config.max_model_len)
     replace_attention(skeleton)
     tokens = () if config.pooling is None else config.pooling.score_tokens
-    return LoadPlan(platform, ranks, bool(config.batch_invariant), choices, load.quantization, tokens)
+    takes_pictures = not refusal_by_settings(config, folder.settings)
+    return LoadPlan(
+        platform, ranks, bool(config.batch_invariant), choices, load.quantization, tokens, takes_pictures
+    )
 
 
 def check_memory(
@@ -121,8 +128,10 @@ def check_memory(
 ) -> None:
     """Raise ValueError if the weights don't fit into the memory that is free."""
     needed = needed_bytes(Path(config.path), weights, folder.dtype, plan.layout, bool(plan.formatted))
-    needed -= saved_bytes(skeleton, load.quantization, skeleton.dtype, plan.layout, plan.formatted)
-    check_room(needed, plan.platform, plan.ranks.size)
+    with encoder_aside(skeleton) as encoder:
+        needed -= saved_bytes(skeleton, load.quantization, skeleton.dtype, plan.layout, plan.formatted)
+    whole = sum(weight.nbytes for part in encoder for weight in part.module.parameters())
+    check_room(needed, plan.platform, plan.ranks.size, whole)
 
 
 @contextmanager
@@ -141,7 +150,8 @@ def complete(model: PreTrainedModel, platform: Platform, max_model_len: int) -> 
     log(settle(model))
     model.requires_grad_(False)
     nn.Module.to(model, platform.device)
-    log(tabulate_ropes(model, model.dtype, platform.device, max(LEAST_POSITIONS, max_model_len)))
+    with encoder_aside(model):
+        log(tabulate_ropes(model, model.dtype, platform.device, max(LEAST_POSITIONS, max_model_len)))
 
 
 def no_warning(token_ids: Any, attention_mask: Any) -> None:
@@ -152,7 +162,9 @@ def empty_model(
     config: ModelConfig, settings: PreTrainedConfig, dtype: torch.dtype | None
 ) -> PreTrainedModel:
     """Return transformers' model on the meta device."""
-    kind = "AutoModelForCausalLM"
+    with_pictures = type(settings) in transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    causal = type(settings) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING or not with_pictures
+    kind = "AutoModelForCausalLM" if causal else "AutoModelForImageTextToText"
     if config.pooling is not None and not config.pooling.score_tokens:
         kind = "AutoModel" if config.pooling.num_labels is None else "AutoModelForSequenceClassification"
     with torch.device("meta"):
@@ -174,6 +186,8 @@ def replaced_class(original: type[PreTrainedModel], plan: LoadPlan) -> Any:
 
     def construct(model: PreTrainedModel, *args: Any, **options: Any) -> None:
         original.__init__(model, *args, **options)
+        if not plan.loads_encoder:
+            remove_encoder(model)
         log(*replace_modules(model, plan))
 
     return type(original.__name__, (original,), {"__init__": construct, "__module__": original.__module__})

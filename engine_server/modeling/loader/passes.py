@@ -16,6 +16,7 @@ from engine_server.modeling.device.communicator import Communicator
 from engine_server.modeling.formats.products import ProductTable
 from engine_server.modeling.layers.formatted_experts import FormattedExperts
 from engine_server.modeling.loader.attention import replace_attention
+from engine_server.modeling.loader.encoder import encoder_aside
 from engine_server.modeling.loader.invariance import check_modules
 from engine_server.modeling.loader.rounding import round_weights
 from engine_server.modeling.loader.sample import sample_copy
@@ -52,6 +53,8 @@ class LoadPlan:
     quantization: QuantizationConfig | None = None
     # Tokens whose logits alone the head computes; empty: all.
     score_tokens: Sequence[int] = ()
+    # The encoder of pictures is loaded, if the model has one.
+    loads_encoder: bool = True
 
     @property
     def layout(self) -> ProductTable:
@@ -76,6 +79,12 @@ class LoadPlan:
 
 def replace_modules(model: PreTrainedModel, plan: LoadPlan) -> list[PassReport]:
     """Run the passes before the loading over a model on the meta device, or over one with weights."""
+    with encoder_aside(model):
+        return replace_modules_of_text(model, plan)
+
+
+def replace_modules_of_text(model: PreTrainedModel, plan: LoadPlan) -> list[PassReport]:
+    """Run the passes before the loading over a model without its encoder."""
     return [
         replace_attention(model),
         replace_recurrences(model, plan.platform.module_kernels),
@@ -99,7 +108,8 @@ def verified_choices(model: PreTrainedModel, platform: Platform, context: int = 
     model: on the meta device, as transformers built it. context: the longest sequence, in tokens. Raises
     UnsupportedModelError for a model whose copy can't run, or attends otherwise than by transformers' own attention.
     """
-    copy = sample_copy(model, platform.device, context)
+    with encoder_aside(model):
+        copy = sample_copy(model, platform.device, context)
     original = original_states(copy, platform.device)
     replace_attention(copy)
     replace_recurrences(copy, platform.module_kernels)
@@ -110,7 +120,7 @@ def verified_choices(model: PreTrainedModel, platform: Platform, context: int = 
     return trial.choose()
 
 
-def check_sums(model: nn.Module, plan: LoadPlan) -> PassReport:
+def check_sums(model: PreTrainedModel, plan: LoadPlan) -> PassReport:
     """Raise UnsupportedModelError for modules whose order of summation may depend on the batch."""
     tally = Tally("fixed order of sums")
     if plan.batch_invariant:

@@ -27,9 +27,12 @@ SCALE_BYTES = 4
 logger = logging.getLogger(__name__)
 
 
-def check_room(needed: int, platform: Platform, ranks: int) -> None:
-    """Raise ValueError, with both sizes, if one rank's share of `needed` bytes doesn't fit."""
-    needed, free = needed // ranks, platform.free_memory()
+def check_room(needed: int, platform: Platform, ranks: int, whole: int = 0) -> None:
+    """Raise ValueError, with both sizes, if one rank's share of `needed` bytes doesn't fit.
+
+    whole: those among them that each rank has.
+    """
+    needed, free = (needed - whole) // ranks + whole, platform.free_memory()
     if needed > free:
         raise ValueError(f"weights: {MemoryShortage(needed >> 20, free >> 20, platform.device.type)}")
 

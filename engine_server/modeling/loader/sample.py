@@ -20,6 +20,7 @@ from engine_server.modeling.formats.weight_format import WeightFormat
 from engine_server.modeling.layers.experts import has_experts
 from engine_server.modeling.layers.linear import Linear
 from engine_server.modeling.layers.weight_layer import derived_class, original_class
+from engine_server.modeling.loader.encoder import remove_encoder
 from engine_server.modeling.loader.weights import replace_linears
 
 # Rows of the copy's embeddings, more than the token ids and positions of a run need.
@@ -72,11 +73,13 @@ class SampleExperts(nn.Module):
 def sample_copy(model: PreTrainedModel, device: torch.device, context: int = sys.maxsize) -> PreTrainedModel:
     """Return a copy of `model`, which may be on the meta device, with the classes that transformers gave it.
 
-    context: the longest sequence, in tokens; longer windows and chunks have no effect, and keep their lengths.
+    It has no encoder of pictures. context: the longest sequence, in tokens; longer windows and chunks have no effect,
+    and keep their lengths.
     """
     kind: Any = original_class(model)
     with torch.device("meta"):
         copy: PreTrainedModel = kind._from_config(sample_config(model, context), dtype=model.dtype)
+    remove_encoder(copy)
     copy.train(False)
     replace_linears(copy, as_loaded)
     for number, module in enumerate(copy.modules()):

@@ -16,6 +16,7 @@ from engine_server.modeling.cache.spec import WindowSpec
 from engine_server.modeling.formats.products import as_loaded
 from engine_server.modeling.layers.kernel_sets.kernel_set import KernelSet
 from engine_server.modeling.layers.misfits import misfits
+from engine_server.modeling.loader.attention import for_text
 from engine_server.modeling.loader.backbone import backbone
 from engine_server.modeling.loader.layer_types import attending_layers
 from engine_server.modeling.loader.probe import Probe, run
@@ -167,7 +168,7 @@ def original_states(copy: PreTrainedModel, device: torch.device) -> Tensor | Non
     original = nn.Module.float(deepcopy(copy))
     tokens, positions = (torch.from_numpy(one).to(device)[None] for one in (np.arange(NUM_TOKENS), POSITIONS))
     try:
-        original.set_attn_implementation("eager")
+        original.set_attn_implementation(for_text(original.config, "eager"))
         states: Tensor = backbone(original)(input_ids=tokens, position_ids=positions, use_cache=False)[0]
     except ERRORS as error:
         logger.warning(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 MODEL_SETTINGS = (
     "served_model_name", "max_model_len", "dtype", "runner", "supported_tasks", "vocab_size", "seed", "max_logprobs",
     "logprobs_mode", "batch_invariant", "enforce_eager", "skip_tokenizer_init",
+    "refuses_pictures",
 )  # fmt: skip
 CACHE_SETTINGS = (
     "block_size", "num_gpu_blocks", "bytes_per_token", "num_state_slots", "bytes_per_state", "cache_dtype",
