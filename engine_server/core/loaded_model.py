@@ -22,12 +22,14 @@ from engine_server.modeling.drafting.eagle3_folder import load_eagle3
 from engine_server.modeling.drafting.mtp_checkpoint import load_mtp
 from engine_server.modeling.layers.rope import SequenceRope, sequence_rope
 from engine_server.modeling.layers.weight_layer import all_tensors
-from engine_server.modeling.loader.encoder import encoder_aside
+from engine_server.modeling.loader.encoder import encoder_aside, remove_encoder
 from engine_server.modeling.loader.model_loader import first_position, load_model
+from engine_server.modeling.loader.picture_refusal import refusal_by_settings
 from engine_server.modeling.loader.probe import Probe, run
 from engine_server.modeling.model.answer_scorer import AnswerScorer
 from engine_server.modeling.model.embedding_modules import load_embedding_modules
 from engine_server.modeling.model.picture_encoder import picture_rows
+from engine_server.modeling.model.picture_trial import refusal_by_trial
 from engine_server.modeling.model.split_classifier import SplitClassifier
 from engine_server.modeling.model.split_model import SplitModel
 from engine_server.modeling.platform.interface import Platform
@@ -70,6 +72,8 @@ class LoadedModel:
         self.rope: SequenceRope | None = None
         # Position of a sequence's first token.
         self.first_position = 0
+        # Why the model takes no pictures; empty if it takes them.
+        self.refuses_pictures = ""
         self.load()
 
     @property
@@ -109,6 +113,9 @@ class LoadedModel:
             self._model = load_model(
                 config.model_config, config.load_config, self._platform, self._ranks, self._clock
             )
+            self.refuses_pictures = self._picture_refusal(self._model)
+            if self.refuses_pictures:
+                remove_encoder(self._model)
             with encoder_aside(self._model) as encoder:
                 tensors += all_tensors(self._model)
             if config.model_config.pooling is not None and config.model_config.pooling.modules:
@@ -217,6 +224,10 @@ class LoadedModel:
         """Return the embedding, float32 [dimensions], of a pooled state, float32 [hidden]."""
         vector: Tensor = pooled if self._modules is None else self._modules(pooled)
         return vector
+
+    def _picture_refusal(self, model: PreTrainedModel) -> str:
+        config = self._config.model_config
+        return refusal_by_settings(config, model.config) or refusal_by_trial(model, Path(config.path))
 
     def _largest_adapters(self, num_rows: int) -> AbstractContextManager[None]:
         return nullcontext() if self.adapted is None else self.adapted.largest(num_rows)

@@ -145,10 +145,13 @@ class ModelRunner(Runner):
             self.memory.sizes,
             num_slots,
             state.bytes,
+            self.loaded.refuses_pictures,
         )
         if ranks.rank == 0:
             left = self.platform.free_memory() >> 20
             logger.info("memory of %s: %s; %d MiB are left", self.device, self.memory, left)
+            if self.facts.refuses_pictures:
+                logger.info("pictures are refused: %s", self.facts.refuses_pictures)
         on_phase("warm up", time.monotonic() - loaded)
 
     @property

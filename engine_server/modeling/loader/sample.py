@@ -2,12 +2,13 @@
 
 The copy has the model's own config and classes, and enough layers to include every kind: two in most models. Its
 linear layers have one non-zero weight per row and its experts none, so that it is built and run in milliseconds for
-any size of model. Its windows and chunks are so short that a few tokens go beyond them.
+any size of model. Its windows and chunks are so short that a few tokens go beyond them. A second copy, of models that
+take pictures, has an encoder.
 """
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from copy import deepcopy
 from typing import Any, Self
 
@@ -20,7 +21,7 @@ from engine_server.modeling.formats.weight_format import WeightFormat
 from engine_server.modeling.layers.experts import has_experts
 from engine_server.modeling.layers.linear import Linear
 from engine_server.modeling.layers.weight_layer import derived_class, original_class
-from engine_server.modeling.loader.encoder import remove_encoder
+from engine_server.modeling.loader.encoder import encoder_parts, remove_encoder
 from engine_server.modeling.loader.weights import replace_linears
 
 # Rows of the copy's embeddings, more than the token ids and positions of a run need.
@@ -76,18 +77,47 @@ def sample_copy(model: PreTrainedModel, device: torch.device, context: int = sys
     It has no encoder of pictures. context: the longest sequence, in tokens; longer windows and chunks have no effect,
     and keep their lengths.
     """
+    copy = empty_copy(model, sample_config(model, context))
+    remove_encoder(copy)
+    return filled(copy, [module for module in copy.modules() if isinstance(module, nn.Embedding)], device)
+
+
+def copy_with_encoder(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
+    """Return a copy of `model` that takes pictures, whose encoder has few layers too.
+
+    The token of pictures is the last one that has an embedding.
+    """
+    config = sample_config(model, context=0)
+    config.image_token_id = NUM_ROWS - 1
+    feature_layers = getattr(config, "vision_feature_layer", None) or -1
+    deepest = max(map(abs, feature_layers if isinstance(feature_layers, list) else [feature_layers]))
+    if layers := getattr(config.vision_config, "num_hidden_layers", None):
+        config.vision_config.num_hidden_layers = min(layers, max(2, deepest))
+    copy = empty_copy(model, config)
+    return filled(copy, [copy.get_input_embeddings()], device)  # type: ignore[no-untyped-call]
+
+
+def empty_copy(model: PreTrainedModel, config: PreTrainedConfig) -> PreTrainedModel:
+    """Return a model of transformers of the class of `model` on the meta device."""
     kind: Any = original_class(model)
     with torch.device("meta"):
-        copy: PreTrainedModel = kind._from_config(sample_config(model, context), dtype=model.dtype)
-    remove_encoder(copy)
+        copy: PreTrainedModel = kind._from_config(config, dtype=model.dtype)
     copy.train(False)
+    return copy
+
+
+def filled(copy: PreTrainedModel, shortened: Collection[nn.Module], device: torch.device) -> PreTrainedModel:
+    """Give random weights to a model on the meta device. shortened: embeddings that get a few rows only."""
     replace_linears(copy, as_loaded)
+    encoder = {module for part in encoder_parts(copy) for module in part.module.modules()}
     for number, module in enumerate(copy.modules()):
         if isinstance(module, Linear):
             module.format = SampleFormat.of(module, number, device)
-        elif has_experts(module):
+        elif has_experts(module) and module not in encoder:
             module.__class__ = derived_class((SampleExperts, type(module)), type(module))
         else:
+            if isinstance(module, nn.Embedding) and module in shortened:
+                shorten(module)
             materialize(module, device)
     copy.initialize_weights()  # type: ignore[no-untyped-call]  # computes the buffers
     generator = torch.Generator().manual_seed(0)
@@ -145,12 +175,14 @@ def num_layers(model: PreTrainedModel) -> int:
     return min(total, max(1, *firsts) + 1)
 
 
+def shorten(embedding: nn.Embedding) -> None:
+    """Leave a few rows of an embedding on the meta device."""
+    embedding.weight = nn.Parameter(embedding.weight[: min(embedding.num_embeddings, NUM_ROWS)])
+    embedding.padding_idx = None
+
+
 def materialize(module: nn.Module, device: torch.device) -> None:
-    """Allocate a module's own parameters and buffers; those of embeddings get a few rows only."""
-    if isinstance(module, nn.Embedding):
-        rows = min(module.num_embeddings, NUM_ROWS)
-        module.weight = nn.Parameter(module.weight[:rows])
-        module.padding_idx = None
+    """Allocate a module's own parameters and buffers."""
     for name, parameter in module._parameters.items():
         if parameter is not None:
             big = parameter.numel() > MOST_RANDOM
