@@ -10,8 +10,8 @@ from engine_server.router.callers.callers import Callers
 from engine_server.router.http.body_budget import BodyBudget
 from engine_server.router.http.exchange import JSON, Exchange
 from engine_server.router.http.upstream import Pools
-from engine_server.router.http.wire import Request
 from engine_server.router.rejections import Reason, Sender
+from engine_server.router.requests.abridged_body import abridge
 from engine_server.router.requests.body_packer import unpack_body
 from engine_server.router.requests.deadline import read_deadline
 from engine_server.router.requests.hold.hold import Hold
@@ -78,11 +78,13 @@ class Forwarder:
             caller = self._callers.identify(request.fields)
             if (content_type := request.fields.get(b"content-type")) != JSON:
                 self._check_type(content_type)
-            lifecycle.admit(caller)
-            if len(request.body) > UNCOUNTED_BYTES:
-                self._check_structure(request)
+            body = abridge(request.body)
+            lifecycle.admit(caller, len(body))
+            if len(body) > UNCOUNTED_BYTES:
+                self._check_structure(body, request.path)
             scope = self._credentials.cache_scope(caller)
-            key = read_key(request.body, request.fields, self._prefix_chars, scope)
+            key = read_key(body, request.fields, self._prefix_chars, scope)
+            del body  # a stream's is packed, and memory is counted as if nothing else had it
             exchange.sent = errors.Sent(key.model, key.request_id)
             lifecycle.deadline = read_deadline(request, key.timeout)
             attempts = FIRST
@@ -134,9 +136,9 @@ class Forwarder:
             self._metrics.rejections.add(Sender.CLIENT, Reason.NOT_JSON)
             raise errors.not_json(content_type)
 
-    def _check_structure(self, request: Request) -> None:
+    def _check_structure(self, body: bytes | bytearray, path: bytes) -> None:
         """Raise RequestError (400) for a body with more values than an engine takes."""
-        excess = excess_of_structure(request.body, request.path.decode("latin-1"))
+        excess = excess_of_structure(body, path.decode("latin-1"))
         if excess is not None:
             self._metrics.rejections.add(Sender.CLIENT, Reason.TOO_MANY_VALUES)
             raise errors.bad_body(f"The body has too many values: {excess}")

@@ -1,4 +1,4 @@
-"""The bodies of streams in memory: they are only needed to continue a stream, and kept compressed until then."""
+"""The bodies of streams in memory: they are only needed to continue a stream, and kept packed until then."""
 
 import asyncio
 import zlib
@@ -7,6 +7,7 @@ from time import perf_counter
 
 from engine_server.router.http.exchange import Exchange, wait_for
 from engine_server.router.http.wire import PackedBody
+from engine_server.router.requests.abridged_body import abridge
 from engine_server.router.requests.relay import Relay
 
 # Between two looks at all streams, and the age at which one's body is packed.
@@ -16,6 +17,8 @@ PACK_AFTER_SECONDS = 1.0
 LEAST_BYTES = 4 * 1024
 # 100 KB of text become 34 KB in 0.8 ms.
 LEVEL = 1
+# 30 MB of pictures would become 24 MB in 0.7 s.
+LEVEL_OF_PICTURES = 0
 
 
 class BodyPacker:
@@ -44,9 +47,15 @@ class BodyPacker:
             if request.held:
                 client.pack_body(None)
         elif len(body) >= LEAST_BYTES:
-            data = await asyncio.to_thread(zlib.compress, body, LEVEL)
+            data = await asyncio.to_thread(pack, body)
             if relay in self._open:
                 client.pack_body(data)
+
+
+def pack(body: bytes | bytearray) -> bytes:
+    """Return the body in the form in which it may be forgotten: compressed, unless most of it is pictures."""
+    has_pictures = 2 * len(abridge(body)) < len(body)
+    return zlib.compress(body, LEVEL_OF_PICTURES if has_pictures else LEVEL)
 
 
 def is_old_stream(relay: Relay, now: float) -> bool:

@@ -12,9 +12,9 @@ MOST_TOKENS = 1 << 20
 FREE_PATHS = frozenset(path.encode() for path in TOKENIZER_PATHS)
 
 
-def estimated_tokens(path: bytes, body_size: int) -> int:
-    """Return the tokens of a prompt by the bytes of its body: none where a tokenizer alone works."""
-    return 0 if path in FREE_PATHS else body_size // BYTES_PER_TOKEN
+def estimated_tokens(path: bytes, prompt_size: int) -> int:
+    """Return the tokens of a prompt by the bytes of its abridged body: none where a tokenizer alone works."""
+    return 0 if path in FREE_PATHS else prompt_size // BYTES_PER_TOKEN
 
 
 def chargeable(usage: ReportedUsage, body_size: int) -> ReportedUsage:

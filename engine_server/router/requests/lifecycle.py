@@ -74,10 +74,13 @@ class Lifecycle(msgspec.Struct):
         self.metrics.in_flight += 1
         return self
 
-    def admit(self, caller: Caller) -> None:
-        """Count the request at its sender. Raises RequestError (429) if a limit is reached."""
+    def admit(self, caller: Caller, prompt_size: int) -> None:
+        """Count the request at its sender. Raises RequestError (429) if a limit is reached.
+
+        prompt_size: the bytes of its abridged body.
+        """
         self.key = caller.name
-        self.estimated = estimated_tokens(self.request.path, self.request.body_size)
+        self.estimated = estimated_tokens(self.request.path, prompt_size)
         caller.admit(self.started, self.estimated)
         self.caller = caller
 

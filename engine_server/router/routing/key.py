@@ -12,6 +12,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Raw
 from msgspec.structs import astuple
+from xxhash import xxh3_64_hexdigest
 
 from engine_server.contract.base.ranges import Seconds
 from engine_server.router import errors
@@ -27,6 +28,8 @@ MAX_NUMBER_BYTES = 64
 # Of a session's name: the beginning of a longer one stands for it.
 MAX_SESSION_CHARS = 512
 MAX_REQUEST_ID_CHARS = 128
+# Of a picture, as an abridged body has it: whatever is longer is told apart by its beginning.
+MAX_PICTURE_BYTES = 8192
 
 TRUE = Raw(b"true")
 USER = Raw(b'"user"')
@@ -41,12 +44,12 @@ class RouteKey(msgspec.Struct, frozen=True):
 
     model: str
     stream: bool = False
-    # The beginning of what differs between conversations: of the first user message, the prompt or the input. Empty
-    # if the body has none of them.
+    # The beginning of what differs between conversations: of the first user message, the prompt or the input, with a
+    # digest of the message's first picture. Empty if the body has none of them.
     prefix: str = ""
     # The client's name of the session, empty if it gives none.
     session: str = ""
-    # The bytes of the body, as a measure of the prompt.
+    # The bytes of the abridged body, as a measure of the prompt.
     size: int = 0
     # The scope in which engines cache the prompt; empty if it has none.
     scope: str = ""
@@ -64,9 +67,11 @@ class Message(msgspec.Struct, gc=False):
 
 
 class Part(msgspec.Struct, gc=False):
-    """A part of a message's content. Those that are not text have none."""
+    """A part of a message's content: text, or a picture, which is a URL or the source of Anthropic's messages API."""
 
     text: Raw = Raw()
+    image_url: Raw = Raw()
+    source: Raw = Raw()
 
 
 class FirstMessages(msgspec.Struct, array_like=True):
@@ -83,7 +88,7 @@ class FirstMessages(msgspec.Struct, array_like=True):
 
 
 class FirstParts(msgspec.Struct, array_like=True):
-    """The first parts of a message's content; text may follow pictures."""
+    """The first parts of a message's content."""
 
     first: Part | None = None
     second: Part | None = None
@@ -146,7 +151,7 @@ seconds_decoder = msgspec.json.Decoder(Seconds)
 def read_key(
     body: bytes | bytearray, fields: Mapping[bytes, bytes], prefix_chars: int, scope: str = ""
 ) -> RouteKey:
-    """Return the key of a request with this JSON body and these header fields.
+    """Return the key of a request with this JSON body, abridged, and these header fields.
 
     As for the engine's parser, the last of duplicate keys counts. Raises RequestError (400) if the body is not JSON or
     names no model.
@@ -230,14 +235,24 @@ def is_user(role: Raw) -> bool:
 
 
 def content_text(content: Raw, chars: int) -> str:
-    """Return the beginning of a message's content, a string or parts; empty if it has no text."""
+    """Return the beginning of a message's content, a string or parts, with a digest of its first picture.
+
+    Empty if it has neither text nor pictures.
+    """
     whole = text(content, chars)
     if whole is not None:
         return whole
-    parts = decode_or_none(parts_decoder, content)
-    listed: Iterable[Part | None] = () if parts is None else astuple(parts)
-    texts = (text(part.text, chars) for part in listed if part is not None)
-    return "\n".join(one for one in texts if one is not None)[:chars]
+    decoded = decode_or_none(parts_decoder, content)
+    parts = () if decoded is None else [part for part in astuple(decoded) if part is not None]
+    texts = (text(part.text, chars) for part in parts)
+    beginning = "\n".join(one for one in texts if one is not None)[:chars]
+    picture = next((picture for part in parts if (picture := part.image_url or part.source)), None)
+    return beginning if picture is None else f"{beginning}\n{picture_digest(picture)}"
+
+
+def picture_digest(picture: Raw) -> str:
+    """Return a digest of a picture's ends and length, which are what an abridged body has of it."""
+    return xxh3_64_hexdigest(memoryview(picture)[:MAX_PICTURE_BYTES])
 
 
 def opening(prompt: Raw, chars: int) -> str:

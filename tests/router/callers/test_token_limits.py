@@ -5,7 +5,7 @@ import logging
 
 import msgspec
 import pytest
-from router_keys import ask, reporting, status_of, usage
+from router_keys import ask, never_answer, reporting, status_of, usage
 
 from engine_server.contract.wire.continuation import TokenReport
 from engine_server.contract.wire.engine_report import ReportedUsage
@@ -53,6 +53,22 @@ LAST = TokenReport(seed=1, token_ids=[4], events=1, usage=ReportedUsage(30, 4))
 
 async def tokens(router) -> int:
     return (await usage(router))["a"]["tokens"]
+
+
+async def test_a_picture_is_charged_by_4_kb_until_its_usage_is_known(
+    start_engine, start_router, keys_file, eventually
+):
+    engine = await start_engine(never_answer)
+    file = keys_file.write({"name": "a", "tokensPerMinute": 3000})
+    router = await start_router({"m": [engine]}, keys_file=file)
+    url = "data:image/png;base64," + "A" * 1_400_000
+    messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
+    requests = [asyncio.create_task(status_of(ask(router, messages=messages))) for _ in range(2)]
+
+    await eventually(lambda: len(engine.received) == 2)
+
+    for request in requests:
+        request.cancel()
 
 
 async def test_a_burst_is_charged_by_its_bytes_until_its_usage_is_known(

@@ -82,7 +82,7 @@ def test_caller_pays_for_a_streams_reported_tokens_and_for_those_of_a_stream_tha
         [TokenReport(1, [1, 2, 3], 3)],
     ):
         with Lifecycle(Metrics(), request) as lifecycle:
-            lifecycle.admit(caller)
+            lifecycle.admit(caller, len(body))
             lifecycle.visit(Endpoint(Key("default", "m"), Address("h", 1)), len(body))
             lifecycle.record_answer(200)
             lifecycle.journal = Journal()
@@ -96,7 +96,7 @@ def test_caller_pays_for_a_streams_reported_tokens_and_for_those_of_a_stream_tha
 def test_caller_pays_for_a_stream_of_compressed_events_by_its_bytes():
     caller = RecordingCaller()
     with Lifecycle(Metrics(), msgspec.structs.replace(REQUEST, body=b"x" * 400)) as lifecycle:
-        lifecycle.admit(caller)
+        lifecycle.admit(caller, 400)
         lifecycle.visit(Endpoint(Key("default", "m"), Address("h", 1)), 400)
         lifecycle.record_answer(200)
         lifecycle.compressed_bytes = 80
@@ -106,7 +106,7 @@ def test_caller_pays_for_a_stream_of_compressed_events_by_its_bytes():
 def test_caller_pays_at_most_what_a_request_can_use_for_a_stream_without_reports():
     caller = RecordingCaller()
     with Lifecycle(Metrics(), msgspec.structs.replace(REQUEST, body=b"x" * 100)) as lifecycle:
-        lifecycle.admit(caller)
+        lifecycle.admit(caller, 100)
         lifecycle.visit(Endpoint(Key("default", "m"), Address("h", 1)), 100)
         lifecycle.record_answer(200)
         lifecycle.journal = Journal(events=10**8)

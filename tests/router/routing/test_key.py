@@ -9,11 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import from_json
 from tiers import tiered
+from xxhash import xxh3_64_hexdigest
 
 from engine_server.router.errors import RequestError
+from engine_server.router.requests.abridged_body import abridge
 from engine_server.router.routing.key import MAX_SESSION_CHARS, RouteKey, read_key
 
 CHARS = 20
+# Spelled alike in JSON of any layout.
+PICTURE = "data:,"
 
 
 def key_of(body, headers=None, prefix_chars=CHARS) -> RouteKey:
@@ -22,10 +26,13 @@ def key_of(body, headers=None, prefix_chars=CHARS) -> RouteKey:
 
 
 def expected_text(value) -> str:
-    """Return the text that the engine's parser sees in a message's content."""
+    """Return the text that the engine's parser sees in a message's content, and a digest of PICTURE if it has one."""
     if isinstance(value, list):
-        return "\n".join(part["text"] for part in value if isinstance(part.get("text"), str))
-    return value if isinstance(value, str) else ""
+        text = "\n".join(part["text"] for part in value if isinstance(part.get("text"), str))[:CHARS]
+        return (
+            f"{text}\n{xxh3_64_hexdigest(json.dumps(PICTURE))}" if {"image_url": PICTURE} in value else text
+        )
+    return value[:CHARS] if isinstance(value, str) else ""
 
 
 def expected_user_text(messages) -> str:
@@ -40,7 +47,7 @@ def expected_opening(prompt) -> str:
         if isinstance(prompt[0], list):
             prompt = prompt[0]
         if isinstance(prompt[0], int):
-            return ",".join(map(str, prompt))
+            return ",".join(map(str, prompt))[:CHARS]
         prompt = prompt[0]
     return expected_text(prompt)
 
@@ -58,7 +65,7 @@ def expected_key(body: bytes) -> RouteKey:
         (fields.get("metadata") or {}).get("user_id"),
     )
     session = next((name for name in names if isinstance(name, str) and name), "")
-    return RouteKey(fields["model"], fields.get("stream") is True, prefix[:CHARS], session, len(body))
+    return RouteKey(fields["model"], fields.get("stream") is True, prefix, session, len(body))
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8 * CHARS) | st.text(
@@ -67,7 +74,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8 * CHARS) | 
 parts = st.lists(
     st.one_of(
         st.fixed_dictionaries({"type": st.just("text"), "text": texts}),
-        st.just({"type": "image_url", "image_url": {"url": "data:,"}}),
+        st.just({"image_url": PICTURE}),
     ),
     max_size=3,
 )
@@ -236,6 +243,34 @@ def test_all_turns_of_a_conversation_have_one_prefix():
         key_of({"model": "m", "messages": turns}).prefix
         == key_of({"model": "m", "messages": turns[:1]}).prefix
     )
+
+
+PICTURE_PARTS = {
+    "chat": lambda data: {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}},
+    "responses": lambda data: {"type": "input_image", "image_url": f"data:image/png;base64,{data}"},
+    "messages": lambda data: {
+        "type": "image",
+        "source": {"type": "base64", "media_type": "image/png", "data": data},
+    },
+}
+
+
+@pytest.mark.parametrize("api", PICTURE_PARTS)
+@pytest.mark.parametrize("size", [100, 1_000_000])
+def test_conversations_that_begin_with_different_pictures_have_different_prefixes(api, size):
+    picture = "A" * size
+    field = "input" if api == "responses" else "messages"
+
+    def prefix(data: str, *further: dict) -> str:
+        content = [{"type": "text", "text": "What is this?"}, PICTURE_PARTS[api](data)]
+        body = json.dumps({"model": "m", field: [{"role": "user", "content": content}, *further]}).encode()
+        return read_key(abridge(body), {}, CHARS).prefix
+
+    prefixes = {prefix(data) for data in (picture, "B" + picture[1:], picture[:-1] + "B", picture + "AAAA")}
+
+    assert len(prefixes) == 4
+    answered = [{"role": "assistant", "content": "An A."}, {"role": "user", "content": "Which one?"}]
+    assert prefix(picture, *answered) == prefix(picture)
 
 
 @pytest.mark.parametrize(
