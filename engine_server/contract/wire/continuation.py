@@ -48,7 +48,7 @@ class TokenReport(msgspec.Struct, frozen=True, omit_defaults=True):
     cached_tokens: Count | None = None
     # The length of the prompt; only in the first report.
     prompt_tokens: Count | None = None
-    # That of the prompt's tokens; only in the first report.
+    # That of the prompt's tokens and pictures; only in the first report.
     prompt_hash: Digest | None = None
     # Only in the last report.
     usage: ReportedUsage | None = None
@@ -66,9 +66,13 @@ class TokenReport(msgspec.Struct, frozen=True, omit_defaults=True):
 _report_decoder = msgspec.json.Decoder(TokenReport)
 
 
-def prompt_hash(token_ids: Sequence[int]) -> str:
-    """Return the hash of a prompt's tokens. It is part of the contract: engines of all releases compute the same."""
-    return hashlib.sha256(msgspec.json.encode(token_ids)).hexdigest()[:DIGEST_LENGTH]
+def prompt_hash(token_ids: Sequence[int], pictures: Sequence[str] = ()) -> str:
+    """Return the hash of a prompt's tokens, and of the digests of its pictures in order.
+
+    It is part of the contract: engines of all releases compute the same.
+    """
+    parts = msgspec.json.encode(token_ids) + (msgspec.json.encode(pictures) if pictures else b"")
+    return hashlib.sha256(parts).hexdigest()[:DIGEST_LENGTH]
 
 
 class StreamTerms(HeaderField, msgspec.Struct, frozen=True):

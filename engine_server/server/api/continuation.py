@@ -50,12 +50,12 @@ def check_settings(terms: StreamTerms, settings: str, fingerprint: str) -> None:
 
 
 def check_prompt(request: AnswerRequest, prompts: Sequence[PreparedPrompt]) -> None:
-    """Raise ApiError 409 for a stream whose prompt had other tokens at the engine that began it."""
+    """Raise ApiError 409 for a stream whose prompt had other tokens or pictures at the engine that began it."""
     if request.context.router.terms.prompt_hash is None:
         return
     (prompt,) = prompts
-    if prompt_hash(prompt.tokens["prompt_token_ids"]) != request.context.router.terms.prompt_hash:
-        raise mismatch("the prompt has other tokens here", request.identity.fingerprint)
+    if hash_of(prompt) != request.context.router.terms.prompt_hash:
+        raise mismatch("the prompt has other tokens or pictures here", request.identity.fingerprint)
 
 
 def mismatch(message: str, fingerprint: str) -> ApiError:
@@ -74,7 +74,11 @@ def first_report(request: AnswerRequest, prompts: Sequence[PreparedPrompt]) -> T
     if request.report is None:
         return None
     (prompt,) = prompts
-    token_ids = prompt.tokens["prompt_token_ids"]
-    return msgspec.structs.replace(
-        request.report, prompt_tokens=len(token_ids), prompt_hash=prompt_hash(token_ids)
-    )
+    length = len(prompt.tokens["prompt_token_ids"])
+    return msgspec.structs.replace(request.report, prompt_tokens=length, prompt_hash=hash_of(prompt))
+
+
+def hash_of(prompt: PreparedPrompt) -> str:
+    """Return what two engines compare of a stream's prompt."""
+    digests = [picture.digest for picture in prompt.tokens.get("pictures", ())]
+    return prompt_hash(prompt.tokens["prompt_token_ids"], digests)

@@ -43,6 +43,13 @@ def test_further_pairs_are_ignored_wherever_they_stand() -> None:
 def test_hash_of_a_prompt_is_the_same_in_all_releases() -> None:
     assert prompt_hash([1, 2, 30_000]) == "4db93d86521f33d3ac2db0af2347609b"
     assert prompt_hash([12, 30_000]) != prompt_hash([1, 2, 30_000])
+    assert prompt_hash([1, 2, 30_000], ["0a" * 32]) == "8139dffccaf60324c4528bb1b11f9e2b"
+
+
+def test_hash_of_a_prompt_depends_on_its_pictures_and_their_order() -> None:
+    pictures = [[], ["a"], ["b"], ["a", "b"], ["b", "a"], ["ab"]]
+
+    assert len({prompt_hash([1, 2], digests) for digests in pictures}) == len(pictures)
 
 
 @pytest.mark.parametrize("text", [HASH + "\\n", HASH[1:], HASH.upper(), "\\r\\nX: y"])

@@ -13,6 +13,11 @@ from msgspec.structs import replace
 
 from engine_server.contract.wire import headers
 from engine_server.contract.wire.continuation import REPORT_PREFIX, StreamTerms, TokenReport
+from engine_server.requests.pictures import Picture, PlaceholderRun, PromptPicture
+from engine_server.server.api.continuation import check_prompt, first_report
+from engine_server.server.generation.plan import AnswerIdentity
+from engine_server.server.generation.prompts import PreparedPrompt
+from engine_server.server.http.errors import ApiError
 
 COLOURS = "Red, green and blue."
 TEXTS = {
@@ -129,6 +134,32 @@ def test_stream_is_continued_with_its_settings_and_its_prompt_alone(scripted: An
         assert (answer.status, answer.error["code"]) == (409, "model_mismatch")
         assert answer.headers[headers.MODEL.lower()] == whole.headers[headers.MODEL.lower()]
         assert answer.headers[headers.STREAM.lower()] == own.settings
+
+
+def test_stream_is_continued_with_its_pictures_alone() -> None:
+    def request(terms: StreamTerms) -> Any:
+        return SimpleNamespace(
+            report=TokenReport(seed=1),
+            context=SimpleNamespace(router=SimpleNamespace(terms=terms)),
+            identity=AnswerIdentity("id", 1, "m", "f" * 32),
+        )
+
+    def prompts(*digests: str) -> list[PreparedPrompt]:
+        pictures = [
+            PromptPicture(Picture(b"", "0" * 64), digest, (PlaceholderRun(number, 1),))
+            for number, digest in enumerate(digests)
+        ]
+        return [PreparedPrompt({"prompt_token_ids": [5, 5, 1], "pictures": pictures})]
+
+    report = first_report(request(StreamTerms()), prompts("a", "b"))
+    assert report is not None
+    continuing = request(StreamTerms(prompt_hash=report.prompt_hash))
+
+    check_prompt(continuing, prompts("a", "b"))
+    for other in (prompts("b", "a"), prompts("a", "c"), [PreparedPrompt({"prompt_token_ids": [5, 5, 1]})]):
+        with pytest.raises(ApiError, match="other tokens or pictures") as raised:
+            check_prompt(continuing, other)
+        assert (raised.value.status, raised.value.code) == (409, "model_mismatch")
 
 
 def test_continued_stream_has_the_day_on_which_it_began(tmp_path: Path) -> None:
