@@ -16,6 +16,8 @@ import pytest
 import yaml
 from llm_operator.api.spec import parse
 from llm_operator.crd import crd
+from tiny_pictures import FAMILIES
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 import engine_server
 import engine_server.bench.command
@@ -302,6 +304,13 @@ def test_the_request_that_fairlead_up_prints_is_answered(greeting: list[str]) ->
 def test_no_document_installs_a_package_of_this_name_from_an_index(name: str) -> None:
     # It is another project's.
     assert not re.search(r"pip install [^`\n]*\bfairlead\b", text_of(name))
+
+
+def test_pictures_are_documented_for_the_models_that_are_compared_with_transformers() -> None:
+    classes = {MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[family] for family in FAMILIES}
+    table = text_of("docs/images.md").partition("## Models")[2].partition("\nAny other class")[0]
+
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == classes
 
 
 def test_features_count_the_architectures_and_classes_of_models_md() -> None:
