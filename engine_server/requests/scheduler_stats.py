@@ -49,3 +49,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, frozen=True):
     num_accepted_tokens: int = 0
     # Requests whose first, second, ... draft was accepted.
     accepted_per_position: list[int] = []
+    # Pictures that were encoded, and those that requests found encoded.
+    num_pictures_encoded: int = 0
+    num_pictures_found: int = 0
+    encoding_seconds: float = 0.0

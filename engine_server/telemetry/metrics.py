@@ -43,6 +43,7 @@ LATENCY = (.3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 
 STEP_TIME = (.0005, .001, .002, .003, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 30)
 STALLS = (.001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5)
 PREPARATION = (.0001, .0002, .0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10)
+PICTURE_TIME = (.005, .01, .02, .05, .1, .2, .5, 1, 2, 5)
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 CHOICES = (1, 2, 5, 10, 20)
 
@@ -64,6 +65,11 @@ OF_STATE = [  # from SchedulerStats
     Metric(Counter, "fairlead:tokens_without_state",
            "Tokens computed although their K and V were cached, since no state of recurrent layers was.",
            "tokens_without_state"),
+    *(Metric(Counter, "fairlead:pictures_needed", "Pictures that prompts needed, by the source of their rows.",
+             value, labels={"source": source})
+      for source, value in (("encoder", "num_pictures_encoded"), ("cache", "num_pictures_found"))),
+    Metric(Histogram, "fairlead:picture_seconds", "Time for a picture, by stage.",
+           lambda s: [s.encoding_seconds] if s.num_pictures_encoded else [], PICTURE_TIME, {"stage": "encode"}),
     Metric(Histogram, "fairlead:step_seconds", "Duration of a turn of the core, which launches or collects a step.",
            lambda s: [s.step_seconds] if s.step_seconds else [], STEP_TIME),
     Metric(Histogram, "fairlead:step_host_seconds", "Host time of a turn, outside the model and the sampler's kernels.",
@@ -93,6 +99,10 @@ OF_STEP = [  # from IterationStats
            TIME_TO_FIRST_TOKEN),
     Metric(Histogram, "vllm:inter_token_latency_seconds", "Time between a request's tokens.", "inter_token_latencies",
            BETWEEN_TOKENS, former="vllm:time_per_output_token_seconds"),
+    *(Metric(Counter, "fairlead:pictures", "Pictures in requests, by outcome.", value, labels={"outcome": outcome})
+      for outcome, value in (("processed", lambda s: len(s.pictures.seconds)), ("remembered", "pictures.remembered"),
+                             ("refused", "pictures.refused"))),
+    Metric(Histogram, "fairlead:picture_seconds", "", "pictures.seconds", PICTURE_TIME, {"stage": "process"}),
     Metric(Histogram, "fairlead:event_loop_stall_seconds", "Longest stall of the front end's event loop in a step.",
            "event_loop_stalls", STALLS),
     Metric(Histogram, "fairlead:prompt_render_seconds", "Rendering of a conversation by the chat template.",

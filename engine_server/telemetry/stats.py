@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from engine_server.requests.picture_stats import PictureStats
 from engine_server.requests.sampling_params import SamplingParams
 from engine_server.requests.scheduler_stats import FinishReason
 
@@ -77,6 +78,7 @@ class IterationStats:
     ended: list[EndedRequest] = field(default_factory=list)
     # Requests refused because the queue was full.
     num_rejected: int = 0
+    pictures: PictureStats = field(default_factory=PictureStats)
     # The longest stall of the front end's event loop since the last step, in seconds; empty without a loop.
     event_loop_stalls: list[float] = field(default_factory=list)
     prompts: PromptStats = field(default_factory=PromptStats)

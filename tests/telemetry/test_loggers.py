@@ -21,6 +21,7 @@ from engine_server.config import (
     SchedulerConfig,
     SpeculativeConfig,
 )
+from engine_server.requests.picture_stats import PictureStats
 from engine_server.requests.scheduler_stats import SchedulerStats
 from engine_server.telemetry.loggers import LoggingStatLogger, PrometheusStatLogger, StatLoggerBase
 from engine_server.telemetry.metrics import token_buckets
@@ -137,6 +138,30 @@ def test_prometheus_exposes_recorded_statistics() -> None:
     }
     info = ("vllm:cache_config_info", tuple(settings.items()))
     assert values[info] == 1
+
+
+def test_pictures_are_counted_by_outcome_and_by_the_source_of_their_rows() -> None:
+    registry = CollectorRegistry()
+    logger = PrometheusStatLogger(a_config(), registry=registry)
+    for _ in range(2):
+        pictures = PictureStats(seconds=[0.03, 0.3], refused=1, remembered=3)
+        logger.record(SchedulerStats(num_pictures_found=4), IterationStats(pictures=pictures))
+    logger.record(SchedulerStats(num_pictures_encoded=1, encoding_seconds=0.7), IterationStats())
+    values = scrape(registry)
+
+    def value(name: str, **labels: str) -> float:
+        labels |= {"model_name": "small", "engine": "0"}
+        return values[f"fairlead:{name}", tuple(sorted(labels.items()))]
+
+    outcomes = [
+        value("pictures_total", outcome=outcome) for outcome in ("processed", "remembered", "refused")
+    ]
+    assert outcomes == [4, 6, 2]
+    assert [value("pictures_needed_total", source=source) for source in ("encoder", "cache")] == [1, 8]
+    assert value("picture_seconds_count", stage="process") == 4
+    assert value("picture_seconds_bucket", stage="process", le="0.05") == 2
+    assert value("picture_seconds_count", stage="encode") == 1
+    assert value("picture_seconds_sum", stage="encode") == pytest.approx(0.7)
 
 
 def test_prometheus_serves_the_metric_names_of_older_dashboards() -> None:
