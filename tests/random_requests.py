@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from scheduling import LONGEST
 
 from engine_server.core.scheduling.batch import Batch, by_request, has_drafts, sampled_part
+from engine_server.core.scheduling.integrity import check_integrity
 from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.core.scheduling.scheduler import Scheduler
 from engine_server.core.scheduling.step_result import StepResult
@@ -87,7 +88,7 @@ class RandomRequests:
             self.in_flight.append(batch)
         if self.in_flight and (len(self.in_flight) > self.overlapped or not batch):
             self.collect()
-        self.scheduler.check_integrity()
+        check_integrity(self.scheduler)
 
     def collect(self) -> None:
         batch = self.in_flight.pop(0)

@@ -9,6 +9,7 @@ import transformers
 from tiny_models import TINY
 
 from engine_server import EngineArgs, LLMEngine, SamplingParams
+from engine_server.core.scheduling.integrity import check_integrity
 from engine_server.core.scheduling.scheduler import Scheduler
 
 DELTA = {
@@ -100,5 +101,5 @@ def scheduler_of(engine: LLMEngine) -> Scheduler:
 def check_free(engine: LLMEngine) -> None:
     """Assert that no request has a block or a state any more."""
     scheduler = scheduler_of(engine)
-    scheduler.check_integrity()
+    check_integrity(scheduler)
     assert all(pool.num_free == pool.num_blocks for pool in scheduler.table.pools)

@@ -79,6 +79,8 @@ def run(
             results = core.outputs()
             for part in core.prompt_logprobs():
                 send(part)
+            for wanted in core.scheduler.pictures.take_wanted():
+                send(wanted)
             send(results)
         else:
             core.idle()
@@ -87,7 +89,7 @@ def run(
 def idle_wait(core: "EngineCore") -> int:
     """Return how many milliseconds a core without work may wait for a message, at most until the next deadline."""
     scheduler = core.scheduler
-    preparing = core.operations.waiting or (scheduler.requests and not scheduler.has_work)
+    preparing = core.operations.waiting or scheduler.prepares
     longest = PREPARING_MS if preparing else IDLE_MS
     return math.ceil(min(longest, 1000 * scheduler.seconds_to_deadline()))
 

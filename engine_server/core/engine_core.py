@@ -16,12 +16,14 @@ from engine_server.core.adapters.adapter_pool import AdapterPool
 from engine_server.core.adapters.adapter_pools import AdapterPools
 from engine_server.core.control_operations import ControlOperations
 from engine_server.core.debug_state import DebugState, debug_state
+from engine_server.core.encoding.picture_rows import NO_PICTURES, PictureRows
 from engine_server.core.executor import Executor
 from engine_server.core.runner import CollectiveCalls
 from engine_server.core.sampling.grammars import Grammars
 from engine_server.core.sampling.head import Pending
 from engine_server.core.sampling.prompt_logprobs import take_parts
 from engine_server.core.scheduling.batch import Batch, has_drafts, num_tokens
+from engine_server.core.scheduling.integrity import check_integrity
 from engine_server.core.scheduling.request import GenerationRequest, Request
 from engine_server.core.scheduling.scheduler import Scheduler
 from engine_server.core.span import Span
@@ -36,6 +38,7 @@ from engine_server.requests.messages import (
     Call,
     CallResult,
     FrontEndMessage,
+    PictureInputs,
     PromptLogprobsPart,
     RequestStep,
     StepOutputs,
@@ -87,6 +90,7 @@ class EngineCore:
             self._first.rope_regime if self._first.stretched else None,
             self.adapters,
             self.executor.rows,
+            picture_rows(config, self.executor),
         )
         self.grammars = Grammars(
             config.model_config.eos_token_ids, config.model_config.vocab_size, self._first.platform
@@ -115,6 +119,10 @@ class EngineCore:
                     self.scheduler.add(request)
                     if isinstance(request, GenerationRequest) and request.awaits_prompt_logprobs:
                         self._reporting.append(request)
+            case PictureInputs():
+                request = self.scheduler.requests.get(message.request_id)
+                if request is not None and request.pictures is not None:
+                    self.scheduler.pictures.receive(request.pictures, message)
             case Vocabulary():
                 self.scheduler.eos_token_ids = frozenset(message.eos_token_ids)
                 self.grammars.load(message)
@@ -150,7 +158,7 @@ class EngineCore:
         in_flight = self._in_flight
         self._first.timer.take()
         self.scheduler.read_adapters()
-        steps = self.scheduler.expire() + self.scheduler.fail_without_adapter()
+        steps = self.scheduler.expire() + self.scheduler.fail_unprepared()
         if self.has_work:
             steps += self._overlapped_step() if self.overlapped else self._guarded_step()
         self.executor.ranks.check()  # the results of a collective that was aborted are arbitrary
@@ -198,7 +206,7 @@ class EngineCore:
 
     def check_integrity(self) -> None:
         """Assert that requests, rows and blocks agree between two steps, for tests."""
-        self.scheduler.check_integrity()
+        check_integrity(self.scheduler)
 
     def _guarded_step(self) -> list[RequestStep]:
         """Propose drafts and compute a step; if that fails, end or requeue its requests and keep the others."""
@@ -289,6 +297,18 @@ class EngineCore:
         ]
 
 
+def picture_rows(config: EngineConfig, executor: Executor) -> PictureRows:
+    """Return the rows of the pictures that prompts may have."""
+    if executor.first.facts.refuses_pictures:
+        return NO_PICTURES
+    ranks = executor.ranks
+    return PictureRows(
+        config.model_config.max_model_len,
+        lambda digest, inputs, count: ranks.run(CollectiveCalls.encode_picture, digest, inputs, count),
+        lambda digests: ranks.run(CollectiveCalls.drop_pictures, digests),
+    )
+
+
 def adapter_pools(config: EngineConfig, executor: Executor) -> AdapterPools:
     """Return the pools of the adapters that requests may name."""
     lora, prompt = config.lora_config, config.prompt_adapter_config
@@ -305,7 +325,7 @@ def adapter_pools(config: EngineConfig, executor: Executor) -> AdapterPools:
 
         def read(named: PromptAdapterRequest) -> Span:
             adapter = read_prompt_adapter(Path(named.path), named.prompt_adapter_num_virtual_tokens, size)
-            return Span(0, adapter.embeddings, adapter.digest)
+            return Span.of(0, adapter.embeddings, adapter.digest)
 
         # Their embeddings are sent with a step's inputs, and need no place on the device.
         prompts = AdapterPool(limit, limit, read, lambda slot, adapter: None)

@@ -5,12 +5,12 @@ from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
-from torch import Tensor
 
 from engine_server.core.cache.block_table import BlockTable
 from engine_server.core.sampling.prompt_logprobs import PromptChunk, PromptPart, prompt_chunks
 from engine_server.core.scheduling.batch import Batch, Scheduled
 from engine_server.core.scheduling.request import UNKNOWN
+from engine_server.core.span import Span
 from engine_server.modeling.attention.interface import IntArray, StepInputs
 from engine_server.modeling.graphs.staging import TableChanges
 
@@ -27,8 +27,8 @@ class ModelInputs(NamedTuple):
     chunks: list[IntArray]
     # [T], or empty.
     token_type_ids: list[int]
-    # Embeddings [rows, hidden] that replace those of the step's tokens, with the index of the first such token.
-    embeds: list[tuple[int, Tensor]]
+    # Embeddings that replace those of the step's tokens, of which each span's start is an index.
+    embeds: list[Span]
     # Cells of the block table that changed since the last step.
     table_changes: TableChanges
     # [T], or empty: the index of the hidden state from which a draft head continues at each token.
@@ -65,7 +65,7 @@ def model_inputs(batch: Batch, table: BlockTable, stretched: bool) -> tuple[Mode
         sampling,
         [chunk.rows for chunk in chunks],
         token_types(batch) if prompts else [],
-        [(part.first + place, own) for part in prompts for place, own in embeddings(part.scheduled)],
+        [span for part in prompts for span in embeddings(part.scheduled, part.first)],
         table.take_changes(),
     )
     return inputs, chunks
@@ -98,12 +98,12 @@ def token_types(batch: Batch) -> list[int]:
     return types
 
 
-def embeddings(scheduled: Scheduled) -> Iterator[tuple[int, Tensor]]:
-    """Yield the rows of spans in a request's part of a step, each with the index in the part of the first row."""
+def embeddings(scheduled: Scheduled, first: int) -> Iterator[Span]:
+    """Yield the spans in a request's part of a step. first: index of the part's first token in the step."""
     for span in scheduled.request.spans:
         if span.overlaps(scheduled.start, scheduled.end):
-            first = max(span.start, scheduled.start)
-            yield first - scheduled.start, span.rows[first - span.start : scheduled.end - span.start]
+            own = span.within(scheduled.start, scheduled.end)
+            yield own._replace(start=first + own.start - scheduled.start)
 
 
 def flatten(batch: Batch, table: BlockTable, stretched: bool, shift: int = 0) -> StepInputs:

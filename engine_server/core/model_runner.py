@@ -19,6 +19,7 @@ from engine_server.core.cache.block_table import BlockTable
 from engine_server.core.drafting.draft_head_steps import DraftHeadSteps
 from engine_server.core.drafting.draft_model_steps import DraftModelSteps
 from engine_server.core.drafting.draft_steps import DraftSteps
+from engine_server.core.encoding.rank_rows import RankRows
 from engine_server.core.forward_output import ForwardOutput
 from engine_server.core.loaded_model import LoadedModel
 from engine_server.core.model_inputs import EMPTY, ModelInputs
@@ -46,7 +47,7 @@ from engine_server.modeling.cache.kv_cache import cache_dtype, num_blocks, num_s
 from engine_server.modeling.cache.layout import Layout, lay_out
 from engine_server.modeling.cache.ledger import MemoryLedger
 from engine_server.modeling.cache.spec import StateSpec
-from engine_server.modeling.device.communicator import Communicator
+from engine_server.modeling.device.communicator import Communicator, gather_bytes
 from engine_server.modeling.device.progress import ProgressClock
 from engine_server.modeling.device.timing import DeviceTimer
 from engine_server.modeling.graphs.staging import NO_CHANGES, Staging
@@ -134,6 +135,7 @@ class ModelRunner(Runner):
         # Tensors whose memory `sleep` freed, with their shapes.
         self._freed: list[tuple[Tensor, torch.Size]] = []
         self._num_forwards = 0
+        self._pictures = RankRows(self._encode)
         # On ranks without a head: the latest forward's, for `join_head`.
         self._kept: ForwardOutput | None = None
         self.capture_graphs()
@@ -225,6 +227,12 @@ class ModelRunner(Runner):
         assert self.loaded.adapted is not None
         self.loaded.adapted.put(slot, adapter)
 
+    def encode_picture(self, digest: str, inputs: dict[str, Tensor], num_rows: int) -> str | None:
+        return self._pictures.add(digest, inputs, num_rows)
+
+    def drop_pictures(self, digests: list[str]) -> None:
+        self._pictures.drop(digests)
+
     def erase(self, block_ids: list[list[int]]) -> None:
         self.backend.erase(block_ids)
         if self.drafting is not None:
@@ -233,6 +241,7 @@ class ModelRunner(Runner):
     def sleep(self, level: int) -> None:
         self._captured.release(self._kernel_sampler)
         self._kept = None
+        self._pictures.clear()
         tensors = [*self.caches, *self._captured.tensors]
         if self.drafting is not None:
             self.drafting.release()
@@ -308,17 +317,11 @@ class ModelRunner(Runner):
         except Exception as error:
             outcome = msgspec.msgpack.encode((None, f"{type(error).__name__}: {error}"))
         decoder = msgspec.msgpack.Decoder(tuple[Any, str | None])
-        return [decoder.decode(one) for one in self._gather_bytes(outcome)]
+        return [decoder.decode(one) for one in gather_bytes(self.ranks, outcome, self.device)]
 
-    def _gather_bytes(self, own: bytes) -> list[bytes]:
-        """Return every rank's bytes."""
-        if self.ranks.size == 1:
-            return [own]
-        lengths = self.ranks.gather(torch.tensor([len(own)], device=self.device)).tolist()
-        padded = torch.zeros(max(lengths), dtype=torch.uint8)
-        padded[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
-        gathered = self.ranks.gather(padded.to(self.device)).cpu().view(self.ranks.size, -1).numpy()
-        return [part[:length].tobytes() for part, length in zip(gathered, lengths, strict=True)]
+    @torch.inference_mode()
+    def _encode(self, inputs: dict[str, Tensor]) -> Tensor:
+        return self.loaded.picture_rows({name: self.platform.to_device(one) for name, one in inputs.items()})
 
     def _make_head(self) -> Head:
         """Build the sampler, whose tables are as large as any step needs, or the pooler."""
@@ -492,7 +495,8 @@ class ModelRunner(Runner):
             arguments["token_type_ids"] = self.platform.to_device([inputs.token_type_ids])
         if inputs.embeds:
             embeds = self.model.get_input_embeddings()(arguments.pop("input_ids"))
-            for start, own in inputs.embeds:
-                embeds[0, start : start + len(own)] = self.platform.to_device(own)
+            for span in inputs.embeds:
+                own = self._pictures.of(span) if span.rows is None else self.platform.to_device(span.rows)
+                embeds[0, span.start : span.start + span.length] = own
             arguments["inputs_embeds"] = embeds
         return arguments

@@ -46,6 +46,15 @@ class CollectiveCalls(Protocol):
     def put_adapter(self, slot: int, adapter: LowRankAdapter) -> None:
         """Copy an adapter, which was checked, to a slot."""
 
+    def encode_picture(self, digest: str, inputs: dict[str, Tensor], num_rows: int) -> str | None:
+        """Encode a picture and keep its rows; return the reason if it can't be done.
+
+        inputs: what the model's `get_image_features` takes, by name. num_rows: those that must come out.
+        """
+
+    def drop_pictures(self, digests: list[str]) -> None:
+        """Forget the rows of pictures."""
+
     def erase(self, block_ids: list[list[int]]) -> None:
         """Zero the content of blocks of each pool."""
 

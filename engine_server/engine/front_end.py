@@ -18,13 +18,22 @@ from engine_server.engine.input.admission import (
     check_prompt_adapter,
     check_trace_headers,
 )
+from engine_server.engine.input.picture_spans import pictures_of, place_pictures
+from engine_server.engine.input.pictures import ProcessedPicture
 from engine_server.engine.input.processor import Processor
 from engine_server.engine.input.tokenizer import adapter_tokenizer, backend_of
 from engine_server.engine.output.output_processor import OutputProcessor, PreparedRequest
 from engine_server.engine.output.token_texts import TokenTexts
 from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
 from engine_server.requests.errors import InvalidRequestError, QueueFullError
-from engine_server.requests.messages import AddRequest, PromptLogprobsPart, RequestStep, Vocabulary
+from engine_server.requests.messages import (
+    AddRequest,
+    PictureInputs,
+    PictureWanted,
+    PromptLogprobsPart,
+    RequestStep,
+    Vocabulary,
+)
 from engine_server.requests.outputs import Output
 from engine_server.requests.scheduler_stats import SchedulerStats
 from engine_server.requests.structured_outputs import StructuredOutputsParams
@@ -134,10 +143,36 @@ class FrontEnd:
         request.priority = self._priority(origin)
         request.lora = check_lora(origin.lora_request, self.lora)
         request.prompt_adapter = self._prompt_adapter(origin.prompt_adapter_request)
+        pictures = place_pictures(request, pictures_of(submission.prompt))
         params = request.pooling or request.params
         if params.timeout is not None:
             request.deadline = request.arrival + params.timeout
-        return self.requests.prepare(submission, request, token_ids, text)
+        prepared = self.requests.prepare(submission, request, token_ids, text)
+        prepared.state.pictures = pictures
+        prepared.state.caller = origin.caller.id if origin.caller else None
+        return prepared
+
+    def encoder_inputs(self, wanted: PictureWanted) -> Future[PictureInputs] | None:
+        """Process a picture of a request again, whose rows the core lacks; None if the request has ended."""
+        state = self.requests.state_of(wanted.request_id)
+        picture = None if state is None else state.pictures.get(wanted.digest)
+        if state is None or picture is None or self.processor.media is None:
+            return None
+        answer: Future[PictureInputs] = Future()
+
+        def finish(processed: Future[ProcessedPicture]) -> None:
+            error = processed.exception()
+            if error is None:
+                found = PictureInputs(wanted.request_id, wanted.digest, processed.result().inputs)
+            else:
+                found = PictureInputs(wanted.request_id, wanted.digest, error=str(error))
+            answer.set_result(found)
+
+        try:
+            self.processor.media.pictures.process(picture, state.caller).add_done_callback(finish)
+        except (InvalidRequestError, QueueFullError) as error:
+            answer.set_result(PictureInputs(wanted.request_id, wanted.digest, error=str(error)))
+        return answer
 
     def try_grammar(
         self, prepared: PreparedRequest, caller: ReportedCaller | None = None

@@ -150,6 +150,9 @@ class LLMEngine:
         if not self.has_unfinished_requests():
             return []
         message = self._core.outputs()
+        for wanted in self._core.scheduler.pictures.take_wanted():
+            if (inputs := self._front_end.encoder_inputs(wanted)) is not None:
+                self._core.handle(inputs.result())
         outputs, aborts = [], []
         parts = [self._front_end.add_prompt_logprobs(part) for part in self._core.prompt_logprobs()]
         for some_outputs, some_aborts in (*parts, self._front_end.process(message.steps, message.stats)):

@@ -63,6 +63,22 @@ class RawSpan(msgspec.Struct, array_like=True):
     digest: str
 
 
+class PictureSpan(msgspec.Struct, array_like=True):
+    """Consecutive placeholders of a prompt, and the rows of a picture that take their places."""
+
+    # Index of the first of the placeholders in `packed_token_ids`.
+    start: int
+    length: int
+    # Of the picture, for requests that may share what was computed of it.
+    digest: str
+    # Index of the first of the rows.
+    first: int
+
+
+# What a model's encoder takes for a picture, by name.
+EncoderInputs = dict[str, RawTensor]
+
+
 class AddRequest(Message):
     """A checked prompt, and a request for each of its completions. `params.seed` is set."""
 
@@ -94,6 +110,20 @@ class AddRequest(Message):
     prompt_adapter: PromptAdapterRequest | None = None
     # The caller's; only requests with the same scope and the same salt share cached blocks.
     cache_scope: str | None = None
+    # In order.
+    picture_spans: list[PictureSpan] = []
+    # Of the pictures that are new, by digest; the core asks for the others if it lacks their rows.
+    picture_inputs: dict[str, EncoderInputs] = {}
+
+
+class PictureInputs(Message):
+    """The answer to a PictureWanted."""
+
+    request_id: str
+    digest: str
+    # None: there are none, for the reason in `error`.
+    inputs: EncoderInputs | None = None
+    error: str | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -129,7 +159,7 @@ class Vocabulary(Message):
     eos_token_ids: list[int]
 
 
-FrontEndMessage = AddRequest | AbortRequests | Call | Vocabulary
+FrontEndMessage = AddRequest | PictureInputs | AbortRequests | Call | Vocabulary
 
 
 # core -> front end
@@ -177,6 +207,14 @@ class PromptLogprobsPart(Message):
             yield cls(request_id, tokens[start : start + size])
 
 
+class PictureWanted(Message):
+    """A picture of a request, of which the core needs the encoder's inputs."""
+
+    # The core's.
+    request_id: str
+    digest: str
+
+
 class StepOutputs(Message):
     """The results of one step, and the state after it."""
 
@@ -215,4 +253,4 @@ class Ready(Message):
     facts: StartFacts
 
 
-CoreMessage = StepOutputs | PromptLogprobsPart | CallResult | Phase | Ready
+CoreMessage = StepOutputs | PromptLogprobsPart | PictureWanted | CallResult | Phase | Ready

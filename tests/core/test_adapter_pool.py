@@ -17,6 +17,7 @@ from engine_server.core.adapters.adapter_pools import AdapterPools
 from engine_server.core.cache.block_pool import BlockPool
 from engine_server.core.cache.block_table import BlockTable
 from engine_server.core.scheduling.batch import sampled_part
+from engine_server.core.scheduling.integrity import check_integrity
 from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.core.scheduling.scheduler import Scheduler
 from engine_server.core.scheduling.step_result import StepResult
@@ -222,7 +223,7 @@ def test_every_request_ends_whatever_adapters_of_both_kinds_it_names(
             assert adapters.lora is None or loras.contents[adapters.slot] == adapters.lora.named.path
             assert adapters.prompt is None or adapters.prompt.content is not None
         scheduler.update(batch, [StepResult([7])] * len(sampled_part(batch)))
-        scheduler.check_integrity()
+        check_integrity(scheduler)
         if not (arrivals or scheduler.requests):
             return
     pytest.fail("a request waits forever")
@@ -231,7 +232,7 @@ def test_every_request_ends_whatever_adapters_of_both_kinds_it_names(
 def prompt_pool(count: int) -> AdapterPool[PromptAdapterRequest, Span]:
     """Return a pool whose contents have the paths as their digests."""
     return AdapterPool(
-        count, count, lambda named: Span(0, torch.zeros(4, 1), named.path), lambda slot, adapter: None
+        count, count, lambda named: Span.of(0, torch.zeros(4, 1), named.path), lambda slot, adapter: None
     )
 
 

@@ -81,14 +81,14 @@ def test_only_prefill_of_a_prompt_embeds_request_is_eager() -> None:
     config = SchedulerConfig(max_num_batched_tokens=8, max_num_seqs=4, enable_chunked_prefill=True)
     scheduler = Scheduler(config, table, [], False, lambda block_ids: None)
     embedded = GenerationRequest("embedded", [0] * 12, 12, SamplingParams(), 6)
-    embedded.prompt_spans = [Span(0, torch.arange(24.0).view(12, 2), "digest")]
+    embedded.prompt_spans = [Span.of(0, torch.arange(24.0).view(12, 2), "digest")]
     scheduler.add(embedded)
     add(scheduler, "tokens", 1)
     steps = []
     for _ in range(4):
         batch = scheduler.schedule()
         inputs, _ = model_inputs(batch, table, False)
-        steps.append((inputs.is_plain_decode, [len(rows) for _, rows in inputs.embeds]))
+        steps.append((inputs.is_plain_decode, [span.length for span in inputs.embeds]))
         finish(scheduler, batch)
     assert steps == [(False, [8]), (False, [4]), (True, []), (True, [])]
 
@@ -98,11 +98,11 @@ def test_recomputed_prompt_embeds_end_where_the_output_begins() -> None:
     config = SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=4, enable_chunked_prefill=True)
     scheduler = Scheduler(config, table, [], False, lambda block_ids: None)
     embedded = GenerationRequest("embedded", [0] * 12, 12, SamplingParams(), 6)
-    embedded.prompt_spans = [Span(0, torch.arange(24.0).view(12, 2), "digest")]
+    embedded.prompt_spans = [Span.of(0, torch.arange(24.0).view(12, 2), "digest")]
     scheduler.add(embedded)
     finish(scheduler, scheduler.schedule())
     scheduler.preempt_all()
     [scheduled] = batch = scheduler.schedule()
     inputs, _ = model_inputs(batch, table, False)
     assert scheduled.num_tokens == 13
-    assert [(start, len(rows)) for start, rows in inputs.embeds] == [(0, 12)]
+    assert [(span.start, span.length) for span in inputs.embeds] == [(0, 12)]

@@ -13,6 +13,7 @@ from engine_server import EngineArgs
 from engine_server.config import EngineConfig
 from engine_server.core.cache.block_pool import BlockPool
 from engine_server.core.cache.block_table import BlockTable
+from engine_server.core.scheduling.integrity import check_integrity
 from engine_server.core.scheduling.request import GenerationRequest
 from engine_server.core.scheduling.step_result import StepResult
 from engine_server.modeling.cache.kv_cache import num_blocks, pool_sizes
@@ -52,7 +53,7 @@ def test_request_waits_for_the_pool_that_has_too_few_blocks(full: int) -> None:
     pool.free(taken)
     run(scheduler, scheduler.schedule())
     assert "waits" not in scheduler.requests
-    scheduler.check_integrity()
+    check_integrity(scheduler)
 
 
 def test_prefix_is_cached_where_the_blocks_of_every_pool_are() -> None:
@@ -117,7 +118,7 @@ def test_reset_of_prefix_cache_preempts_running_requests_when_asked_to(in_flight
     assert [(one.request.request_id, one.num_tokens) for one in batch] == [
         ("runs", 21)
     ]  # computed again, including its output token
-    scheduler.check_integrity()
+    check_integrity(scheduler)
 
 
 @pytest.fixture(scope="module")

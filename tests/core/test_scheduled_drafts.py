@@ -5,6 +5,7 @@ from typing import Any
 from scheduling import EOS, make, request, run
 
 from engine_server.core.scheduling.batch import Batch
+from engine_server.core.scheduling.integrity import check_integrity
 from engine_server.core.scheduling.request import UNKNOWN, GenerationRequest
 from engine_server.core.scheduling.scheduler import Scheduler
 from engine_server.core.scheduling.step_result import StepResult
@@ -37,7 +38,7 @@ def test_drafts_are_accepted_up_to_the_first_wrong_one() -> None:
     assert not scheduler.stats().num_drafts
     [following] = scheduler.schedule()
     assert (following.start, following.num_tokens) == (9, 1)
-    scheduler.check_integrity()
+    check_integrity(scheduler)
 
 
 def test_token_after_accepted_drafts_is_a_result_too() -> None:
@@ -52,14 +53,14 @@ def test_drafts_end_where_the_request_must() -> None:
     assert len(batch) == 3  # two drafts: the last token needs none
     [step] = scheduler.update(batch, [StepResult([token]) for token in (3, 4, 5)])
     assert (step.new_token_ids, step.finish_reason) == ([3, 4, 5], "length")
-    scheduler.check_integrity()
+    check_integrity(scheduler)
 
 
 def test_draft_of_a_stop_token_ends_the_request_if_it_is_right() -> None:
     scheduler, _, batch = drafting([EOS, 4], 20)
     [step] = scheduler.update(batch, [StepResult([token]) for token in (EOS, 4, 5)])
     assert (step.new_token_ids, step.finish_reason) == ([EOS], "stop")
-    scheduler.check_integrity()
+    check_integrity(scheduler)
 
 
 def test_error_after_a_wrong_draft_has_no_effect() -> None:

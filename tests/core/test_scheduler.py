@@ -15,6 +15,7 @@ from engine_server.core.model_inputs import model_inputs
 from engine_server.core.scheduling import hashing
 from engine_server.core.scheduling.batch import Batch, by_request, has_drafts, num_tokens, sampled_part
 from engine_server.core.scheduling.block_hashes import STRETCH, Stretch
+from engine_server.core.scheduling.integrity import check_integrity
 from engine_server.core.scheduling.request import UNKNOWN, GenerationRequest, Request
 from engine_server.core.scheduling.scheduler import Scheduler
 from engine_server.core.scheduling.step_limit import FEWEST, FIRST
@@ -180,7 +181,7 @@ class Run:
         """Schedule a step, after the results of one with drafts."""
         while any(has_drafts(batch) for batch, _ in self.in_flight):
             self.collect()
-            self.scheduler.check_integrity()
+            check_integrity(self.scheduler)
         return self.scheduler.schedule()
 
     def collect(self) -> None:
@@ -240,16 +241,16 @@ def test_any_plan_leaks_no_block_and_ends_every_request(
     run = Run(scheduler, overlapped)
     for number, operation in enumerate(plan):
         run.apply(number, *operation)
-        scheduler.check_integrity()
+        check_integrity(scheduler)
     while scheduler.requests:
         run.step()
-        scheduler.check_integrity()
+        check_integrity(scheduler)
     while run.in_flight:
         run.collect()
     state = scheduler.debug_state()
     assert (state.num_free_blocks, state.num_free_rows) == (state.num_blocks, seats)
     assert scheduler.reset_prefix_cache()
-    scheduler.check_integrity()
+    check_integrity(scheduler)
     for name, max_tokens in run.max_tokens.items():
         received = run.num_tokens.get(name, 0)
         assert received == max_tokens if run.finish_reasons[name] == "length" else received <= max_tokens
@@ -359,7 +360,7 @@ def test_abort_ends_a_running_and_a_waiting_request() -> None:
 
     state = scheduler.debug_state()
     assert (state.running, state.waiting, state.num_used_blocks) == ((), (), 0)
-    scheduler.check_integrity()
+    check_integrity(scheduler)
 
 
 def test_next_deadline_is_the_earliest_of_waiting_and_running_requests() -> None:

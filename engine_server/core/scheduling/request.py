@@ -13,6 +13,7 @@ from engine_server.core.draft_state.draft_cache import DraftCache
 from engine_server.core.draft_state.draft_history import DraftHistory
 from engine_server.core.draft_state.draft_source import DraftSource
 from engine_server.core.draft_state.ngram_index import NgramIndex
+from engine_server.core.encoding.request_pictures import RequestPictures, read_inputs
 from engine_server.core.scheduling.block_hashes import STRETCH, KnownHashes, Stretch
 from engine_server.core.scheduling.step_result import StepResult
 from engine_server.core.span import Span
@@ -92,6 +93,8 @@ class Request(ABC):
     num_retries: int = 0
     # Embeddings in place of those of the prompt's tokens, in order; shared by the choices of one prompt.
     prompt_spans: Sequence[Span] = ()
+    # None: the prompt has none.
+    pictures: RequestPictures | None = None
     # Index of the text of each token (token type), for a prompt of two texts.
     token_type_ids: list[int] | None = None
     # The adapters that the request names.
@@ -112,9 +115,15 @@ class Request(ABC):
         prompt = message.token_ids()
         requests = [cls._choice(message, prompt, index) for index in range(len(message.request_ids))]
         virtual = requests[0].num_virtual
-        spans = [Span(virtual + span.start, span.rows.tensor(), span.digest) for span in message.spans]
+        spans = [Span.of(virtual + span.start, span.rows.tensor(), span.digest) for span in message.spans]
+        of_pictures = [
+            Span(one.start, one.length, one.digest, None, one.first) for one in message.picture_spans
+        ]
+        inputs = {digest: read_inputs(raw) for digest, raw in message.picture_inputs.items()}
         for request in requests:
-            request.prompt_spans = spans
+            request.prompt_spans = spans + of_pictures
+            if of_pictures:
+                request.pictures = RequestPictures(request.request_id, of_pictures, inputs)
             request.prompt_hashes = requests[0].prompt_hashes
         return requests
 
@@ -179,8 +188,18 @@ class Request(ABC):
 
     @property
     def ready(self) -> bool:
-        """False while something that the request needs is prepared in a thread."""
+        """False while something that the request needs is prepared elsewhere."""
+        return self.settled and not (self.pictures is not None and self.pictures.waiting)
+
+    @property
+    def settled(self) -> bool:
+        """False while something that the request needs is prepared in a thread of the core's process."""
         return self.adapters.settled
+
+    @property
+    def error(self) -> str | None:
+        """Why something that the request needs can't be prepared."""
+        return self.adapters.error or (self.pictures.error if self.pictures is not None else None)
 
     @property
     def spans(self) -> Sequence[Span]:
@@ -240,8 +259,11 @@ class Request(ABC):
             return ()
         extras = []
         for start in range(first * size, end * size, size):
+            # A digest, and where its first row is relative to the block's first token.
             embedded = [
-                (span.digest, span.start - start) for span in spans if span.overlaps(start, start + size)
+                (span.digest, span.start - span.first - start)
+                for span in spans
+                if span.overlaps(start, start + size)
             ]
             extras.append(msgspec.msgpack.encode(embedded) if embedded else b"")
         return tuple(extras)
@@ -290,7 +312,7 @@ class GenerationRequest(Request):
         return self.num_prompt + self.max_tokens
 
     @property
-    def ready(self) -> bool:
+    def settled(self) -> bool:
         return self.adapters.settled and (self.limits is None or self.limits.ready)
 
     @property

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from engine_server.config import SchedulerConfig
 from engine_server.core.adapters.adapter_pools import NO_POOLS, AdapterPools
 from engine_server.core.cache.block_table import BlockTable
+from engine_server.core.encoding.picture_rows import NO_PICTURES, PictureRows
 from engine_server.core.scheduling.batch import Batch, Scheduled, by_request, num_tokens, sampled_part
 from engine_server.core.scheduling.checkpoints import Checkpoints
 from engine_server.core.scheduling.draft_counts import DraftCounts
@@ -40,6 +41,7 @@ class Scheduler:
         computed again.
     adapters: those that requests may name.
     rows: opened and closed with the rows of the table.
+    pictures: the rows of those that prompts have.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Scheduler:
         rope_regime: Callable[[Request], int] | None = None,
         adapters: AdapterPools = NO_POOLS,
         rows: Rows | None = None,
+        pictures: PictureRows = NO_PICTURES,
     ) -> None:
         self.config = config
         self.table = table
@@ -62,6 +65,7 @@ class Scheduler:
         self.adapters = adapters
         self.rows = rows
         self._hashing = Hashing(table, enable_prefix_caching)
+        self.pictures = pictures
         self._checkpoints = Checkpoints(table, enable_prefix_caching and config.enable_chunked_prefill)
         self.waiting = waiting_requests(config.policy)
         self.running: list[Request] = []
@@ -79,6 +83,11 @@ class Scheduler:
     def has_work(self) -> bool:
         """True if a request can run."""
         return bool(self.running) or any(request.ready for request in self.waiting)
+
+    @property
+    def prepares(self) -> bool:
+        """True if a thread of this process prepares something that a request waits for."""
+        return any(not request.settled for request in self.waiting)
 
     def __contains__(self, request: Request) -> bool:
         """Return True until the request has ended; a new request may then have its id."""
@@ -114,6 +123,7 @@ class Scheduler:
         """Choose the next step's tokens, count them as computed, and expect a result for each request that samples."""
         self._preempt_outdated_ropes()
         self._hashing.begin_step()
+        self.pictures.begin_step()
         batch: Batch = []
         budget = self._budget = min(self._budget + 1, self.config.max_num_batched_tokens)
         if self._limit is not None and self._has_prompts():
@@ -160,11 +170,11 @@ class Scheduler:
         if self.adapters:
             self.adapters.read_next([request.adapters for request in self.waiting])
 
-    def fail_without_adapter(self) -> list[RequestStep]:
-        """End the waiting requests whose adapter can't be loaded, and return their last steps."""
-        if not self.adapters:
+    def fail_unprepared(self) -> list[RequestStep]:
+        """End the waiting requests whose adapter or picture can't be prepared, and return their last steps."""
+        if not (self.adapters or self.pictures):
             return []
-        failed = [(one, one.adapters.error) for one in self.waiting]
+        failed = [(one, one.error) for one in self.waiting]
         return [self.fail(request, error) for request, error in failed if error]
 
     def needs_results(self, batch: Batch) -> bool:
@@ -222,7 +232,10 @@ class Scheduler:
         """
         if reset_running_requests:
             self.preempt_all()
-        return self.table.reset()
+        done = self.table.reset()
+        if done:
+            self.pictures.clear()
+        return done
 
     def preempt_all(self) -> None:
         """Preempt all running requests, so that every block is free."""
@@ -231,6 +244,7 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         """Return the current state, and the counts since the last call."""
+        pictures = self.pictures.take_counts()
         stats = SchedulerStats(
             num_running=len(self.running),
             num_waiting=len(self.waiting),
@@ -241,6 +255,9 @@ class Scheduler:
             tokens_without_state=self._checkpoints.take_count(),
             running_adapters=adapter_names(self.running) if self.adapters.lora else [],
             waiting_adapters=adapter_names(self.waiting) if self.adapters.lora else [],
+            num_pictures_encoded=pictures.encoded,
+            num_pictures_found=pictures.found,
+            encoding_seconds=pictures.seconds,
             **self._drafts.take(),
         )
         self._num_preemptions = self._num_queried = self._num_hit = 0
@@ -256,30 +273,6 @@ class Scheduler:
             sum(pool.num_free for pool in pools),
             self.table.num_free_rows,
         )
-
-    def check_integrity(self) -> None:
-        """Assert that requests, rows and blocks agree between two calls. Takes time linear in the number of blocks."""
-        self.table.check_integrity()
-        self.waiting.check_integrity()
-        queued = [*self.running, *self.waiting]
-        assert len(queued) == len(self.requests), "a request is in no queue, or in more than one"
-        assert all(self.requests.get(request.request_id) is request for request in queued), (
-            "a queue contains a request that has ended"
-        )
-        rows = {request.row for request in self.running}
-        assert None not in rows and len(rows) == len(self.running), (
-            "running requests share a row or have none"
-        )
-        assert len(rows) + self.table.num_free_rows == self.table.ids.shape[1], "an open row has no request"
-        for request in self.running:
-            assert request.row is not None
-            assert request.computed <= len(request.token_ids), f"{request.request_id} is computed too far"
-            assert request.computed >= request.steady_until or request.pending == 1, (
-                f"{request.request_id} is steady and decodes nothing"
-            )
-            for kind in range(len(self.table.specs)):
-                room = self.table.columns(kind, request.row).stop * self.table.block_size
-                assert request.computed <= room, f"{request.request_id} has computed tokens without a block"
 
     def _has_prompts(self) -> bool:
         """Return True if the next step may have tokens of prompts."""
@@ -339,10 +332,17 @@ class Scheduler:
         return too_long or not self.table.has_free(refusal.num_blocks)
 
     def _must_wait(self, request: Request) -> bool:
-        """Return True while a request's blocks are hashed, or a running one computes a state at its prefix's end."""
+        """Return True for a request that others pass.
+
+        Its blocks are hashed, a running request computes a state at its prefix's end, or its pictures are prepared.
+        """
         if not self._hashing.advance(request):
             return True
-        return self._checkpoints.enabled and self._checkpoints.awaited_by(request, self._hashing.of(request))
+        if self._checkpoints.enabled and self._checkpoints.awaited_by(request, self._hashing.of(request)):
+            return True
+        if request.pictures is None:
+            return False
+        return not self.pictures.prepare(request.pictures, self.table.num_cached(self._hashing.of(request)))
 
     def _chunk(self, num_tokens: int, budget: int) -> int:
         """Return how many of a request's `num_tokens` uncomputed tokens a step takes."""
@@ -386,6 +386,8 @@ class Scheduler:
         batch.append(Scheduled(request, request.row, request.computed, count, samples, first))
         for start, draft in enumerate(others, request.computed + count):
             batch.append(Scheduled(request, request.row, start, 1, True, draft))
+        if request.pictures is not None and request.computed < request.num_prompt:
+            self.pictures.use(request.pictures, request.computed + count)
         if self.enable_prefix_caching:
             end = request.computed + count
             self._publish(request, min(end, request.num_known), request.computed, end)
@@ -424,6 +426,8 @@ class Scheduler:
         freed = self._release(request, request.confirmed if request.num_unknown else request.computed)
         if request.num_unknown:
             self.erase(freed)
+        if request.pictures is not None:
+            self.pictures.release(request.pictures)
         self.waiting.put_back(request)
         self._num_preemptions += 1
 
@@ -460,6 +464,8 @@ class Scheduler:
     def _forget(self, request: Request) -> None:
         """Forget a request that has ended."""
         del self.requests[request.request_id]
+        if request.pictures is not None:
+            self.pictures.release(request.pictures)
         self.adapters.close(request.adapters, request.scheduled is not None)
 
     def _release(self, request: Request, computed: int) -> list[list[int]]:

@@ -7,7 +7,7 @@ from typing import Any
 from engine_server.engine.loop.core_process import CoreProcess
 from engine_server.engine.loop.request_streams import RequestStreams
 from engine_server.requests.errors import EngineDeadError
-from engine_server.requests.messages import PromptLogprobsPart, StepOutputs
+from engine_server.requests.messages import PictureWanted, PromptLogprobsPart, StepOutputs
 
 
 class OutputLoop:
@@ -52,6 +52,8 @@ class OutputLoop:
             elif isinstance(message, PromptLogprobsPart):
                 self._requests.add_prompt_logprobs(message)
                 await asyncio.sleep(0)  # many follow each other
+            elif isinstance(message, PictureWanted):
+                self._requests.send_inputs(message)
         except EngineDeadError as error:
             self.end(error)
             raise

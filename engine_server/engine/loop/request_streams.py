@@ -16,6 +16,7 @@ from engine_server.requests.errors import EngineDeadError
 from engine_server.requests.messages import (
     AbortRequests,
     AddRequest,
+    PictureWanted,
     PromptLogprobsPart,
     RequestStep,
     StepOutputs,
@@ -115,6 +116,13 @@ class RequestStreams:
     def add_prompt_logprobs(self, part: PromptLogprobsPart) -> None:
         """Add log-probabilities to those of their prompt."""
         self._put(*self._front_end.add_prompt_logprobs(part))
+
+    def send_inputs(self, wanted: PictureWanted) -> None:
+        """Send the encoder's inputs for a picture to the core, once they are there."""
+        answer = self._front_end.encoder_inputs(wanted)
+        if answer is not None:
+            loop = asyncio.get_running_loop()
+            answer.add_done_callback(lambda done: loop.call_soon_threadsafe(self._core.send, done.result()))
 
     def fail(self, error: EngineDeadError) -> None:
         """Raise `error` in every stream, and drop them."""

@@ -3,7 +3,7 @@
 import itertools
 import logging
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -62,6 +62,14 @@ class OutputProcessor:
     def __len__(self) -> int:
         return len(self._states)
 
+    def __iter__(self) -> Iterator[RequestState]:
+        return iter(self._states.values())
+
+    def state_of(self, core_id: str) -> RequestState | None:
+        """Return the state of the request with a completion that has not ended; None if there is none."""
+        running = self._running.get(core_id)
+        return None if running is None else running[0]
+
     @property
     def num_running(self) -> int:
         """The number of completions that have not ended."""
@@ -108,6 +116,8 @@ class OutputProcessor:
             )  # fmt: skip
             if params.prompt_logprobs is not None:  # the first token has none
                 state.prompt_logprobs = FlatLogprobs([None]) if params.flat_logprobs else [None]
+                spans = request.picture_spans
+                state.placeholders = {one.start + row for one in spans for row in range(one.length)}
         if resumed:
             self._replay(state, resumed, request.max_tokens)
         return PreparedRequest(state, request)

@@ -1,7 +1,7 @@
 """State of a request in the front end, from its admission to its last output."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engine_server.engine.output.detokenizer import Detokenizer
@@ -9,6 +9,7 @@ from engine_server.engine.output.logprobs import LogprobsConverter
 from engine_server.requests.logprobs import PromptLogprobs, SampleLogprobs
 from engine_server.requests.messages import RawTensor, RequestStep, TokenLogprobsArray
 from engine_server.requests.outputs import POOLED, CompletionOutput, Output, RequestMetrics, RequestOutput
+from engine_server.requests.pictures import Picture
 from engine_server.requests.pooling_params import PoolingParams
 from engine_server.requests.sampling_params import RequestOutputKind, SamplingParams
 from engine_server.requests.scheduler_stats import FinishReason
@@ -62,6 +63,10 @@ class RequestState(ABC):
     arrival: float
     completions: list[Completion]
     trace_headers: Mapping[str, str] | None = None
+    # Those of the prompt, by the digests that the core has.
+    pictures: Mapping[str, Picture] = field(default_factory=dict)
+    # Whose turn it is when one of them is processed again; None: nobody's.
+    caller: str | None = None
     # Prompt tokens whose keys and values were cached; known with the first token.
     num_cached_tokens: int | None = None
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
@@ -105,6 +110,8 @@ class GenerationState(RequestState):
     converter: LogprobsConverter
     # Those that have arrived; None if they are not requested, or were reported.
     prompt_logprobs: PromptLogprobs | None = None
+    # Indexes of the prompt's tokens that pictures take the places of, whose log-probabilities say nothing.
+    placeholders: Collection[int] = ()
 
     def append(self, completion: Completion, step: RequestStep) -> None:
         completion.changed = True
@@ -126,7 +133,9 @@ class GenerationState(RequestState):
     def add_prompt_logprobs(self, tokens: Sequence[TokenLogprobsArray]) -> None:
         """Convert the log-probabilities of the prompt's next tokens."""
         assert self.prompt_logprobs is not None
-        self.prompt_logprobs.extend(map(self.converter.convert, tokens))
+        for token in tokens:
+            inside = len(self.prompt_logprobs) in self.placeholders
+            self.prompt_logprobs.append(None if inside else self.converter.convert(token))
 
     def output(self) -> RequestOutput | None:
         params, completions = self.params, self.completions

@@ -33,7 +33,7 @@ class Rows(NamedTuple):
         rows = torch.full((self.count, HIDDEN), self.value)
         embeds = parse_prompt({"prompt_embeds": rows}, HIDDEN).embeds
         assert embeds is not None
-        return Span(self.start, rows, embeds.digest)
+        return Span.of(self.start, rows, embeds.digest)
 
 
 class Root(NamedTuple):
@@ -85,7 +85,7 @@ def adapters(lora: str | None, virtual: Span | None) -> RequestAdapters:
         reading.set_result(virtual)
     return RequestAdapters(
         Adapter(LoRARequest("lora", 1, "/lora"), digest=lora) if lora else None,
-        Adapter(PromptAdapterRequest("p", 1, "/p", len(virtual.rows)), reading) if virtual else None,
+        Adapter(PromptAdapterRequest("p", 1, "/p", virtual.length), reading) if virtual else None,
     )
 
 

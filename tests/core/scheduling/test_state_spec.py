@@ -13,6 +13,7 @@ from random_requests import RandomRequests
 from scheduling import BLOCK, make, run
 
 from engine_server.core.scheduling.batch import Batch, by_request
+from engine_server.core.scheduling.integrity import check_integrity
 from engine_server.core.scheduling.request import UNKNOWN, GenerationRequest, Request
 from engine_server.core.scheduling.scheduler import Scheduler
 from engine_server.modeling.cache.layout import lay_out
@@ -84,7 +85,7 @@ def finish(scheduler: Scheduler, request: GenerationRequest) -> int:
     scheduler.add(request)
     while scheduler.requests:
         run(scheduler, scheduler.schedule())
-        scheduler.check_integrity()
+        check_integrity(scheduler)
     return request.num_cached
 
 
@@ -97,7 +98,7 @@ def test_each_step_continues_the_state_of_its_row(num_blocks: int, budget: int, 
     recurrence.run()
     assert recurrence.hits and recurrence.preemptions
     assert scheduler.reset_prefix_cache()
-    scheduler.check_integrity()
+    check_integrity(scheduler)
 
 
 def test_row_has_one_state_and_two_in_the_step_that_begins_a_block() -> None:
@@ -164,7 +165,7 @@ def test_states_are_freed_with_the_blocks(end: str) -> None:
     assert [pool.num_free for pool in scheduler.table.pools] == [
         pool.num_blocks for pool in scheduler.table.pools
     ]
-    scheduler.check_integrity()
+    check_integrity(scheduler)
     # After two steps of 8 tokens; the last one's state is left behind as the request ends.
     assert finish(scheduler, prompt("next", 23)) == 16
 
@@ -178,7 +179,7 @@ def test_blocks_of_a_failed_step_are_forgotten_although_no_state_was_left_in_it(
     assert [(0, digest) in scheduler.table.whole_pool for digest in request.hashes] == [True] * 2 + [
         False
     ] * 2
-    scheduler.check_integrity()
+    check_integrity(scheduler)
 
 
 def test_pool_has_the_states_of_all_rows_and_some_for_cached_prefixes() -> None:

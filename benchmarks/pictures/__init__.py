@@ -1,0 +1,1 @@
+"""Measurements of prompts with pictures."""

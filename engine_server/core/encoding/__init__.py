@@ -1,0 +1,1 @@
+"""The rows of pictures, in place of the embeddings of a prompt's placeholders."""
