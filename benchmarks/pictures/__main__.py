@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -151,7 +152,7 @@ async def longest_gap(port: int, tokens: int, disturb: Callable[[], Any] | None 
     return max(
         1e3 * (later - earlier)
         for times in arrivals
-        for earlier, later in zip(times, times[1:], strict=False)
+        for earlier, later in pairwise(times)
         if earlier >= started
     )
 

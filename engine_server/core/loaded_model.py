@@ -170,6 +170,15 @@ class LoadedModel:
         with self._memory.running(part):
             self.run_step(num_tokens, num_logits, sample)
 
+    def reserve_pictures(self) -> None:
+        """Reserve the memory of the rows of pictures: as many as the longest prompt may have."""
+        if not self.refuses_pictures:
+            embedding: Any = self.model.get_input_embeddings()
+            size = (
+                self._config.model_config.max_model_len * embedding.embedding_dim * self.model.dtype.itemsize
+            )
+            self._memory.keep_free("rows of pictures", size)
+
     @torch.inference_mode()
     def run_step(
         self, num_tokens: int, num_logits: int, sample: Callable[[Tensor], object] | None = None

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from engine_server.config import EngineConfig
 from engine_server.config.start_facts import StartFacts
 from engine_server.core.cache.block_pool import BlockPool
 from engine_server.core.cache.block_table import BlockTable
+from engine_server.core.distributed.outcomes import gather_outcomes
 from engine_server.core.drafting.draft_head_steps import DraftHeadSteps
 from engine_server.core.drafting.draft_model_steps import DraftModelSteps
 from engine_server.core.drafting.draft_steps import DraftSteps
@@ -47,7 +47,7 @@ from engine_server.modeling.cache.kv_cache import cache_dtype, num_blocks, num_s
 from engine_server.modeling.cache.layout import Layout, lay_out
 from engine_server.modeling.cache.ledger import MemoryLedger
 from engine_server.modeling.cache.spec import StateSpec
-from engine_server.modeling.device.communicator import Communicator, gather_bytes
+from engine_server.modeling.device.communicator import Communicator
 from engine_server.modeling.device.progress import ProgressClock
 from engine_server.modeling.device.timing import DeviceTimer
 from engine_server.modeling.graphs.staging import NO_CHANGES, Staging
@@ -152,7 +152,7 @@ class ModelRunner(Runner):
         if ranks.rank == 0:
             left = self.platform.free_memory() >> 20
             logger.info("memory of %s: %s; %d MiB are left", self.device, self.memory, left)
-            if self.facts.refuses_pictures:
+            if self.facts.refuses_pictures and hasattr(self.model.config, "vision_config"):
                 logger.info("pictures are refused: %s", self.facts.refuses_pictures)
         on_phase("warm up", time.monotonic() - loaded)
 
@@ -310,16 +310,13 @@ class ModelRunner(Runner):
     def collective_rpc(
         self, method: str, args: list[Any], kwargs: dict[str, Any]
     ) -> list[tuple[Any, str | None]]:
-        try:
+        def call() -> Any:
             if method.startswith("_"):
                 raise ValueError(f"{method} is not a public method")
-            outcome = msgspec.msgpack.encode((getattr(self, method)(*args, **kwargs), None))
-        except Exception as error:
-            outcome = msgspec.msgpack.encode((None, f"{type(error).__name__}: {error}"))
-        decoder = msgspec.msgpack.Decoder(tuple[Any, str | None])
-        return [decoder.decode(one) for one in gather_bytes(self.ranks, outcome, self.device)]
+            return getattr(self, method)(*args, **kwargs)
 
-    @torch.inference_mode()
+        return gather_outcomes(self.ranks, self.device, call)
+
     def _encode(self, inputs: dict[str, Tensor]) -> Tensor:
         return self.loaded.picture_rows({name: self.platform.to_device(one) for name, one in inputs.items()})
 
@@ -350,6 +347,7 @@ class ModelRunner(Runner):
         loaded.reserve("largest step", self.config.scheduler_config.max_num_batched_tokens, sample)
         if self._captured.most_tokens:
             loaded.reserve("captured steps", self._captured.most_tokens)
+        loaded.reserve_pictures()
         if not self.platform.asynchronous:
             keep_freed_memory()
         return shapes

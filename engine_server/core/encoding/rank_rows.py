@@ -12,7 +12,7 @@ from engine_server.core.span import Span
 class RankRows:
     """The rows that the encoder made of pictures, by digest.
 
-    encode: returns the rows [n, hidden] of one picture. Raises ValueError or RuntimeError for one that it can't take.
+    encode: returns the rows [n, hidden] of one picture. Raises ValueError for one that it can't take.
     """
 
     def __init__(self, encode: Callable[[EncoderInputs], Tensor]) -> None:
@@ -20,17 +20,13 @@ class RankRows:
         self._rows: dict[str, Tensor] = {}
 
     def add(self, digest: str, inputs: EncoderInputs, count: int) -> str | None:
-        """Encode a picture and keep its rows; return the reason if it doesn't become `count` finite rows."""
+        """Encode a picture and keep its rows; return the reason if it doesn't become `count` rows."""
         try:
             rows = self._encode(inputs)
-        except torch.AcceleratorError:
-            raise
-        except (ValueError, RuntimeError, TypeError, IndexError) as error:
-            return f"the model can't take the picture: {type(error).__name__}: {error}"
+        except (ValueError, torch.OutOfMemoryError) as error:
+            return f"the model can't take the picture: {error}"
         if len(rows) != count:
             return f"the model makes {len(rows)} rows of the picture, which has {count} placeholders"
-        if not torch.isfinite(rows).all():
-            return "the model makes numbers of the picture that are not finite"
         self._rows[digest] = rows
         return None
 

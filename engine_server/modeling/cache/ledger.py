@@ -14,6 +14,7 @@ from engine_server.modeling.device.interface import Device
 ADVICE = {
     "weights": "Use a smaller model or dtype, or more GPUs by tensor_parallel_size",
     "encoder of pictures": "Set language_model_only, if no pictures are sent",
+    "rows of pictures": "Lower max_model_len",
     "draft head": "Use a smaller draft head, or none",
     "adapters": "Lower max_loras or max_lora_rank",
     "step buffers": "Lower max_num_batched_tokens or max_num_seqs",
@@ -78,6 +79,10 @@ class MemoryLedger:
         with self._fitting(part):
             yield
         self._reserved[part] = max(self._reserved.get(part, 0), self.platform.transient_memory() or 0)
+
+    def keep_free(self, part: str, size: int) -> None:
+        """Reserve `size` bytes for a part that is allocated while requests run."""
+        self._reserved[part] = size
 
     def cache_memory(self, utilization: float, with_states: bool = False) -> int:
         """Return the bytes for the KV cache: what all other parts leave of a share of the memory.

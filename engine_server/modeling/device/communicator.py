@@ -58,17 +58,6 @@ class Communicator:
         self._group.abort()
 
 
-def gather_bytes(ranks: Communicator, own: bytes, device: torch.device) -> list[bytes]:
-    """Return every rank's bytes."""
-    if ranks.size == 1:
-        return [own]
-    lengths = ranks.gather(torch.tensor([len(own)], device=device)).tolist()
-    padded = torch.zeros(max(lengths), dtype=torch.uint8)
-    padded[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
-    gathered = ranks.gather(padded.to(device)).cpu().view(ranks.size, -1).numpy()
-    return [part[:length].tobytes() for part, length in zip(gathered, lengths, strict=True)]
-
-
 def connect(
     address: str, rank: int, size: int, platform: Device, check: Callable[[], None] = lambda: None
 ) -> Communicator:
