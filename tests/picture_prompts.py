@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 import transformers
-from engine_server.engine.input.pictures import ProcessedPicture
 from PIL import Image
 
+from engine_server.engine.input.pictures import ProcessedPicture
 from engine_server.modeling.pictures.processor import PictureProcessor
 from engine_server.requests.messages import RawTensor
 from engine_server.requests.pictures import Picture, PlaceholderRun, PromptPicture

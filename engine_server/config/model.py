@@ -5,6 +5,7 @@ from typing import Any, Literal
 import msgspec
 
 from engine_server.config.pooling import PoolingConfig
+from engine_server.contract.base.bounds import PICTURES
 
 # Before or after the logits processors, as logits or as log-probabilities.
 LogprobsMode = Literal["raw_logits", "raw_logprobs", "processed_logits", "processed_logprobs"]
@@ -65,6 +66,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     language_model_only: bool = False
     # Why the model takes no pictures, once it is loaded; empty if it takes them.
     refuses_pictures: str = ""
+    # In the prompts of one request.
+    max_pictures: int = PICTURES.limit
     # Settings that replace those of config.json.
     hf_overrides: dict[str, Any] = {}
     # Run Python code from the model's folder.

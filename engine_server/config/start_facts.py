@@ -2,6 +2,8 @@
 
 import msgspec
 
+TEXT_ALONE = "the model takes text alone"
+
 
 class StartFacts(msgspec.Struct, frozen=True):
     """Facts that the first rank finds out during the start."""
@@ -20,4 +22,4 @@ class StartFacts(msgspec.Struct, frozen=True):
     num_state_slots: int = 0
     bytes_per_state: int = 0
     # Why the model takes no pictures; empty if it takes them.
-    refuses_pictures: str = "the model takes text alone"
+    refuses_pictures: str = TEXT_ALONE

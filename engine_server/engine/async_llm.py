@@ -411,6 +411,11 @@ class AsyncLLM(CoreOperations):
         return self._front_end.tokenizer
 
     @property
+    def refuses_pictures(self) -> str:
+        """Why prompts have no pictures; empty if they may have some."""
+        return self._front_end.refuses_pictures
+
+    @property
     def token_bytes(self) -> Sequence[bytes] | None:
         """The bytes that each token adds to a text; None for an engine that can't follow grammars."""
         return self._front_end.token_bytes

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from engine_server.config import EngineConfig
+from engine_server.config.start_facts import TEXT_ALONE
 from engine_server.contract.base.caller import ReportedCaller
 from engine_server.contract.base.quoting import quote
 from engine_server.engine.compat import refuse
@@ -18,8 +19,9 @@ from engine_server.engine.input.admission import (
     check_prompt_adapter,
     check_trace_headers,
 )
+from engine_server.engine.input.media_input import MediaInput
 from engine_server.engine.input.picture_spans import pictures_of, place_pictures
-from engine_server.engine.input.pictures import ProcessedPicture
+from engine_server.engine.input.pictures import Pictures, ProcessedPicture
 from engine_server.engine.input.processor import Processor
 from engine_server.engine.input.tokenizer import adapter_tokenizer, backend_of
 from engine_server.engine.output.output_processor import OutputProcessor, PreparedRequest
@@ -69,6 +71,8 @@ class FrontEnd:
         self._pools = config.model_config.pooling is not None
         self._context = config.model_config.max_model_len
         self.processor = Processor(config.model_config, self.tokenizer)
+        # Why prompts have no pictures; empty if they may have some.
+        self.refuses_pictures = TEXT_ALONE
         # The bytes that each token adds to a text; None if the engine can't follow grammars.
         self.token_bytes: Sequence[bytes] | None = vocabulary.tokens if vocabulary else None
         backend = backend_of(self.tokenizer) if self.tokenizer else None
@@ -77,6 +81,13 @@ class FrontEnd:
         self._trials = GrammarTrials(vocabulary) if vocabulary else None
         self.traces = config.observability_config.otlp_traces_endpoint is not None
         self.loggers = create_loggers(config, log_stats, stat_loggers)
+
+    def take_pictures(self, pictures: Pictures) -> None:
+        """Take pictures in prompts. Raises ValueError for a tokenizer that has no token for them."""
+        if self.tokenizer is None:
+            raise ValueError("the engine has no tokenizer: it was made with skip_tokenizer_init")
+        self.processor.media = MediaInput(backend_of(self.tokenizer), pictures)
+        self.refuses_pictures = ""
 
     def require_tokenizer(self, lora_request: LoRARequest | None) -> PreTrainedTokenizerBase:
         """Return the tokenizer, or the adapter's own. Raises ValueError if the engine was made without one."""

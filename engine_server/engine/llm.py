@@ -103,6 +103,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation or several, rendered by the given chat template or the model's own.
 
+        Parts with a picture, where the model takes some: {"type": "image_url", "image_url": {"url": "data:..."}}, or
+        {"type": "image", "image": bytes} with a file's bytes.
+
         priority: as for generate.
         """
         conversations: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
@@ -113,8 +116,9 @@ class LLM:
             "continue_final_message": continue_final_message,
             **(chat_template_kwargs or {}),
         }
-        processor, tokenizer = self.llm_engine.get_input_preprocessor(), self.get_tokenizer()
-        prompts = [chat_prompt(processor, tokenizer, one, options) for one in conversations]
+        self.get_tokenizer()  # raises an error without one
+        processor = self.llm_engine.get_input_preprocessor()
+        prompts = [chat_prompt(processor, conversation, options) for conversation in conversations]
         return self.generate(
             prompts, sampling_params, use_tqdm, lora_request, priority, prompt_adapter_request
         )

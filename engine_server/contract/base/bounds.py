@@ -54,6 +54,7 @@ TOKENIZED_BYTES = Bound("UTF-8 bytes in a text to tokenize", 1 << 22)
 TOKENIZED_TOKENS = Bound("tokens in a text to tokenize", 1 << 20)
 DETOKENIZED_TOKENS = Bound("tokens to convert to text", 1 << 20)
 
+
 SCHEMA_BYTES = Bound("bytes in a schema or grammar", 1 << 18)
 SCHEMA_DEPTH = Bound("levels of containers in a schema", 64)
 GRAMMAR_BYTES = Bound("bytes of grammars (choices x bytes)", 1 << 24)

@@ -9,6 +9,7 @@ import msgspec
 from engine_server.config import LogprobsMode
 from engine_server.config.quantization import Quantization
 from engine_server.config.scheduler import SCHEDULING_POLICIES, SchedulingPolicy
+from engine_server.contract.base.bounds import PICTURES
 from engine_server.contract.cluster.model_uri import EXAMPLES
 from engine_server.engine.arguments.flags import (
     compilation,
@@ -70,6 +71,12 @@ class ModelArguments:
     )
     enable_prompt_embeds: bool = argument(False, "take embeddings in place of a prompt's tokens")
     language_model_only: bool = argument(False, "take no pictures, and load no encoder of them")
+    limit_mm_per_prompt: dict[str, Any] | None = argument(
+        None,
+        f'the most pictures in a request, as {{"image": 8}} (default: {PICTURES.limit})',
+        type=json_object,
+        metavar="JSON",
+    )
     runner: Literal["auto", "generate", "pooling"] = argument(
         "auto", "generate text, or pool to vectors and scores; auto: the model's own task"
     )

@@ -9,6 +9,7 @@ from engine_server.config import ModelConfig, SamplingDefaults
 from engine_server.contract.cluster.sources.hub import HubRepository
 from engine_server.engine.arguments.context_length import context_length, positions_of
 from engine_server.engine.arguments.fields import Arguments
+from engine_server.engine.arguments.picture_limit import picture_limit
 from engine_server.engine.arguments.pooling_config import longest_prompt, read_pooling_config
 from engine_server.engine.input.answer_ends import (
     EOS,
@@ -79,6 +80,7 @@ def describe_model(args: Arguments) -> ModelDescription:
         hidden_size=_hidden_size(text_config),
         prompt_embeds_size=_embedding_size(text_config) if args.enable_prompt_embeds else None,
         language_model_only=args.language_model_only,
+        max_pictures=picture_limit(args.limit_mm_per_prompt or {}),
         hf_overrides=args.hf_overrides or {},
         trust_remote_code=args.trust_remote_code,
         sampling_defaults=SamplingDefaults()

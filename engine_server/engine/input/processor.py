@@ -16,6 +16,8 @@ import msgspec
 from engine_server.config import ModelConfig
 from engine_server.contract.base.quoting import quote
 from engine_server.engine.input.admission import check_arrival_time, check_params
+from engine_server.engine.input.media_input import MediaInput
+from engine_server.engine.input.media_marks import MediaMarks
 from engine_server.engine.input.prompt_fields import PromptFields, parse_prompt
 from engine_server.engine.input.prompt_times import PromptTimes
 from engine_server.engine.input.segment_cache import SegmentCache, Sharers
@@ -47,6 +49,8 @@ class Processor:
         cache = SegmentCache(config.tokenizer_cache_bytes)
         # None: no tokens of texts are kept.
         self._segments = segmented(tokenizer, config.tokenizer, cache) if tokenizer and cache.limit else None
+        # None: prompts have no pictures. It is set once the core has started.
+        self.media: MediaInput | None = None
         self._seeds = random.Random(config.seed)
 
     def process(
@@ -73,12 +77,14 @@ class Processor:
             params.truncate_prompt_tokens or params.prompt_logprobs is not None
         ):
             raise InvalidRequestError("prompt_embeds has no tokens to cut off or to report", "prompt_embeds")
+        if fields.pictures:
+            self._check_pictures(fields, params, num_virtual)
         if pooling is not None:
             self._put_prompt(fields, pooling)
             self._cut(fields, params.truncate_prompt_tokens)
         sharers = Sharers(scope, fields.cache_salt)
         token_ids = self._prompt_token_ids(fields, params.truncate_prompt_tokens, num_virtual, sharers)
-        room = self._room(token_ids, num_virtual)
+        room = self._room(token_ids, num_virtual, num_placeholders(fields))
         all_token_ids = token_ids + fields.resume_token_ids
         self._check_resumed(fields.resume_token_ids, params, room)
         self._check_token_types(fields, len(token_ids))
@@ -116,6 +122,8 @@ class Processor:
     ) -> tuple[str | None, list[int]]:
         """Return the prompt's text if known, and the last `keep` of its tokens (-1: as many as fit)."""
         fields = parse_prompt(prompt, None)
+        if fields.pictures:
+            raise InvalidRequestError("a beam search takes no pictures", "prompt")
         token_ids = self._prompt_token_ids(fields, keep, num_virtual)
         self._room(token_ids, num_virtual)
         return fields.text, token_ids
@@ -154,15 +162,65 @@ class Processor:
         token_ids = fields.token_ids
         if token_ids is None:
             limit = self.config.max_model_len if keep is None else None
-            token_ids = self.encode(fields.text or "", limit, sharers=sharers)
+            token_ids = self.encode_text(fields.text or "", limit, sharers=sharers)
         if keep == -1:
             keep = self.config.max_model_len - num_virtual - 1
         if keep is not None:
             token_ids = token_ids[max(0, len(token_ids) - keep) :]
         if fields.token_ids is not None:
-            self._room(token_ids, num_virtual)  # before each token is checked, of which there may be millions
+            self._room(
+                token_ids, num_virtual, num_placeholders(fields)
+            )  # before each token is checked, of which there may be millions
             self._check_token_ids(token_ids, "prompt")
+            self._check_placeholders(token_ids, fields)
         return token_ids
+
+    def _check_pictures(self, fields: PromptFields, params: SamplingParams, num_virtual: int) -> None:
+        """Raise InvalidRequestError for pictures in a prompt that can't have any."""
+        if self.media is None or self.config.pooling is not None:
+            raise InvalidRequestError("the prompt has pictures; the model takes text alone", "prompt")
+        if num_virtual:
+            raise InvalidRequestError("a prompt adapter takes no pictures", "prompt_adapter_request")
+        if params.truncate_prompt_tokens is not None:
+            raise InvalidRequestError(
+                "truncate_prompt_tokens can't cut a prompt with pictures", "truncate_prompt_tokens"
+            )
+
+    def _check_placeholders(self, token_ids: list[int], fields: PromptFields) -> None:
+        """Raise InvalidRequestError for tokens that stand for pictures which the prompt doesn't have."""
+        if self.media is None or fields.embeds is not None:
+            return
+        if token_ids.count(self.media.image_token_id) != num_placeholders(fields):
+            raise InvalidRequestError(
+                f"the prompt has token {self.media.image_token_id}, which stands for a picture; send the picture in "
+                "a conversation",
+                "prompt",
+            )
+
+    def encode_text(
+        self, text: str, limit: int | None, add_special_tokens: bool = True, sharers: Sharers | None = None
+    ) -> list[int]:
+        """Do as `encode` for a text that people wrote, in which no token stands for a picture."""
+        if self.media is None:
+            return self.encode(text, limit, add_special_tokens, sharers)
+        marks = self.media.new_marks()
+        return self.encode_marked(marks.text(text), marks, limit, add_special_tokens, sharers)
+
+    def encode_marked(
+        self,
+        text: str,
+        marks: MediaMarks,
+        limit: int | None,
+        add_special_tokens: bool,
+        sharers: Sharers | None = None,
+    ) -> list[int]:
+        """Do as `encode` for a text with marks, which become plain text."""
+        pieces = marks.pieces(text)
+        if self.media is None or len(pieces) == 1:
+            return self.encode(text, limit, add_special_tokens, sharers)
+        if limit is not None:
+            self.check_length("".join(pieces), limit)
+        return self.media.encode_pieces(pieces, add_special_tokens)
 
     def encode(
         self,
@@ -239,7 +297,7 @@ class Processor:
     def _token_span(self) -> TokenSpan | None:
         return token_span(backend_of(self.tokenizer)) if self.tokenizer is not None else None
 
-    def _room(self, token_ids: list[int], num_virtual: int = 0) -> int:
+    def _room(self, token_ids: list[int], num_virtual: int = 0, num_placeholders: int = 0) -> int:
         """Return how many tokens may follow the prompt, at least one; a pooling model needs none."""
         if not token_ids:
             raise InvalidRequestError(
@@ -251,6 +309,10 @@ class Processor:
         room = self.config.max_model_len - num_virtual - len(token_ids) + pools
         if room < 1:
             virtual = f", after {num_virtual} virtual tokens of its adapter" if num_virtual else ""
+            if num_placeholders:
+                virtual += (
+                    f", {num_placeholders} of them for pictures, which --mm-processor-kwargs makes smaller"
+                )
             raise InvalidRequestError(
                 f"the model's maximum context length is {self.config.max_model_len} tokens; the prompt has "
                 f"{len(token_ids)} tokens{virtual}{'' if pools else ', and at least one follows'}. {SHORTER}",
@@ -331,3 +393,8 @@ class Processor:
         texts = [prefix + word.lstrip() for word in params.bad_words for prefix in ("", " ")]
         encoded = (self.tokenizer.encode(text, add_special_tokens=False) for text in texts)
         return [*(given or ()), *(token_ids for token_ids in encoded if token_ids)]
+
+
+def num_placeholders(fields: PromptFields) -> int:
+    """Return the number of tokens that stand for rows of pictures."""
+    return sum(run.length for picture in fields.pictures for run in picture.runs)

@@ -10,6 +10,7 @@ from typing import Any
 from engine_server.requests import validation as valid
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.messages import RawSpan, RawTensor
+from engine_server.requests.pictures import PromptPicture
 from engine_server.requests.prompts import EncodedText
 
 # The dtypes of embeddings, as torch names them.
@@ -26,6 +27,8 @@ class PromptFields:
     token_type_ids: list[int] | None = None
     # Of all tokens; `token_ids` are zeros then.
     embeds: RawSpan | None = None
+    # In their order.
+    pictures: list[PromptPicture] = field(default_factory=list)
     resume_token_ids: list[int] = field(default_factory=list)
     cache_salt: str | None = None
 
@@ -52,6 +55,8 @@ def parse_prompt(prompt: object, embeds_size: int | None) -> PromptFields:
         fields.token_ids = _token_ids("prompt_token_ids", prompt["prompt_token_ids"])
     if prompt.get("token_type_ids") is not None:
         fields.token_type_ids = _token_ids("token_type_ids", prompt["token_type_ids"])
+    if prompt.get("pictures"):
+        fields.pictures = _pictures(prompt["pictures"], fields.token_ids)
     if prompt.get("resume_token_ids") is not None:
         fields.resume_token_ids = _token_ids("resume_token_ids", prompt["resume_token_ids"])
     if prompt.get("cache_salt") is not None:
@@ -70,6 +75,14 @@ def _token_ids(name: str, value: object) -> list[int]:
     if isinstance(value, EncodedText) or set(map(type, value)) <= {int}:
         return list(value)
     return [valid.integer(name, item) for item in value]
+
+
+def _pictures(value: object, token_ids: list[int] | None) -> list[PromptPicture]:
+    if token_ids is None:
+        raise InvalidRequestError("pictures belong to a prompt of token ids", "pictures")
+    if not isinstance(value, list) or not all(isinstance(item, PromptPicture) for item in value):
+        raise InvalidRequestError("pictures takes a list of PromptPicture", "pictures")
+    return value
 
 
 def _embeds(embeds: Any, size: int | None) -> RawSpan:

@@ -11,7 +11,7 @@ from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
 from engine_server.config import ModelConfig
-from engine_server.model_sources.folder import TOKENIZER_CONFIG
+from engine_server.model_sources.folder import TOKENIZER_CONFIG, json_object
 from engine_server.model_sources.gguf.tokenizer import is_converted
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.messages import Vocabulary
@@ -21,6 +21,8 @@ from engine_server.structured.vocabulary import read_vocabulary
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+# transformers reads it for processors alone.
+PROCESSORS_TEMPLATE = "chat_template.json"
 # Tokenizers of adapters that are kept.
 ADAPTER_TOKENIZERS = 16
 
@@ -54,10 +56,20 @@ def read_tokenizer(source: str, trust_remote_code: bool) -> PreTrainedTokenizerB
         raise ValueError(f"no tokenizer can be loaded from {source}: {error}") from error
     if not isinstance(getattr(tokenizer, "backend_tokenizer", None), Backend):
         raise ValueError(f"{type(tokenizer).__name__} in {source} is not backed by `tokenizers`")
+    if tokenizer.chat_template is None:
+        tokenizer.chat_template = processors_template(Path(source))
     # Files of embedding models may set both; here each request sets its limit.
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
     return tokenizer
+
+
+def processors_template(folder: Path) -> str | None:
+    """Return the chat template that a model's processor has in a file of its own; None without one."""
+    file = folder / PROCESSORS_TEMPLATE
+    settings = json_object(file) if file.is_file() else {}
+    template = settings.get("chat_template")
+    return template if isinstance(template, str) else None
 
 
 def score_token_ids(words: Sequence[str], source: str) -> list[int]:

@@ -1,0 +1,104 @@
+"""The pictures of prompts, of which those that are not known are processed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Protocol, Self
+
+from engine_server.engine.input.placeholders import KnownPicture
+from engine_server.requests.messages import RawTensor
+from engine_server.requests.pictures import Picture
+
+
+class ProcessedPicture(Protocol):
+    """A picture as the model's processor returns it."""
+
+    @property
+    def replacement(self) -> str:
+        """The text that takes the place of the image token."""
+
+    @property
+    def inputs(self) -> dict[str, RawTensor]:
+        """The arguments of the model's encoder, by name."""
+
+
+class Pictures(Protocol):
+    """The processor of a model's pictures."""
+
+    @property
+    def image_token(self) -> str:
+        """The token that a chat template writes for each picture."""
+
+    @property
+    def media_tokens(self) -> tuple[str, ...]:
+        """All tokens that have to do with media."""
+
+    def digest(self, picture: Picture) -> str:
+        """Return the digest of what the model makes of a picture."""
+
+    def replacement(self, digest: str) -> str | None:
+        """Return the text in the place of a picture's image token, if it is remembered."""
+
+    def process(self, picture: Picture, caller: str | None) -> Future[ProcessedPicture]:
+        """Process a picture. The call or its result raise InvalidRequestError, QueueFullError or ShareUsedError."""
+
+
+class PendingPictures:
+    """The pictures of one request, of which those that are not known are being processed.
+
+    caller: who shares the processor in turns with others. Raises the errors of `Pictures.process`. As a context manager
+    it cancels at its end what is not processed by then.
+    """
+
+    def __init__(self, processor: Pictures, pictures: Sequence[Picture], caller: str | None) -> None:
+        self._pictures = pictures
+        self._digests = [processor.digest(picture) for picture in pictures]
+        self._replacements: dict[str, str] = {}
+        # By digest.
+        self._started: dict[str, Future[ProcessedPicture]] = {}
+        try:
+            for digest, picture in zip(self._digests, pictures, strict=True):
+                if digest in self._replacements or digest in self._started:
+                    continue
+                replacement = processor.replacement(digest)
+                if replacement is None:
+                    self._started[digest] = processor.process(picture, caller)
+                else:
+                    self._replacements[digest] = replacement
+        except BaseException:
+            self.cancel()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
+
+    def futures(self) -> list[tuple[int, Future[ProcessedPicture]]]:
+        """Return what is being processed, each with the index of its first picture."""
+        return [(self._digests.index(digest), future) for digest, future in self._started.items()]
+
+    def cancel(self) -> None:
+        for future in self._started.values():
+            future.cancel()
+
+    def wait(self) -> list[KnownPicture]:
+        """Return the pictures once all of them are processed. Raises the error of one that can't be."""
+        for _, future in self.futures():
+            future.result()
+        return self.known()
+
+    def known(self) -> list[KnownPicture]:
+        """Return the pictures once all of them are processed."""
+        return [
+            self._known(digest, picture)
+            for digest, picture in zip(self._digests, self._pictures, strict=True)
+        ]
+
+    def _known(self, digest: str, picture: Picture) -> KnownPicture:
+        if digest not in self._started:
+            return KnownPicture(picture, digest, self._replacements[digest])
+        processed = self._started[digest].result()
+        return KnownPicture(picture, digest, processed.replacement, processed.inputs)

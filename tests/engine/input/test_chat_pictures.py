@@ -1,0 +1,223 @@
+"""Conversations with pictures as LLM.chat renders them, beside transformers' own processors."""
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_pictures import FakePictures, data_url
+
+from engine_server.config import ModelConfig
+from engine_server.engine.input.chat import chat_prompt
+from engine_server.engine.input.media_input import MediaInput
+from engine_server.engine.input.processor import Processor
+from engine_server.engine.input.tokenizer import PROCESSORS_TEMPLATE, backend_of, read_tokenizer
+from engine_server.requests.errors import InvalidRequestError
+from engine_server.requests.pictures import Picture
+from engine_server.requests.sampling_params import SamplingParams
+
+pytestmark = pytest.mark.transformers
+
+OPENED = {"add_generation_prompt": True}
+
+
+def processor_of(tokenizer: Any, pictures: Any, max_model_len: int = 4096) -> Processor:
+    config = ModelConfig(
+        model="m", path="m", tokenizer="m", served_model_name=["m"], dtype="float32", max_model_len=max_model_len,
+        vocab_size=len(tokenizer), eos_token_ids=[1], seed=0,
+    )  # fmt: skip
+    processor = Processor(config, tokenizer)
+    processor.media = MediaInput(backend_of(tokenizer), pictures)
+    return processor
+
+
+def png(width: int, height: int) -> bytes:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.new("RGB", (width, height), (width, height, 9)).save(file, "PNG")
+    return file.getvalue()
+
+
+class ReferencePictures(FakePictures):
+    """Replaces a picture's token as transformers' processor does."""
+
+    def __init__(self, processor: Any) -> None:
+        super().__init__(processor.image_token, ["<fake_token_around_image>", "<row_1_col_1>"])
+        self._processor = processor
+
+    def replacement(self, digest: str) -> str | None:
+        return self._known.get(digest)
+
+    def digest(self, picture: Picture) -> str:
+        digest = super().digest(picture)
+        ids = self._processor(text=self.image_token, images=[opened(picture.data)])["input_ids"][0]
+        self._known[digest] = self._processor.tokenizer.decode(ids)
+        return digest
+
+
+def opened(data: bytes) -> Any:
+    from PIL import Image
+
+    return Image.open(io.BytesIO(data))
+
+
+IMAGE = {"type": "image"}
+ONE: list[list[Any]] = [["a"]]
+THREE: list[list[Any]] = [[IMAGE, "a"], ["b"], ["c", IMAGE, IMAGE, "d"]]
+STRINGS: list[list[Any]] = [["<image>", IMAGE, "a<image>"], ["<image>"], [IMAGE]]
+
+
+# Idefics3's processor counts image tokens that are plain text.
+@pytest.mark.parametrize(
+    "family, turns",
+    [("llava", ONE), ("llava", THREE), ("llava", STRINGS), ("idefics3", ONE), ("idefics3", THREE)],
+)
+def test_tokens_are_those_of_transformers_processor(
+    family: Any, turns: list[list[Any]], tmp_path: Path
+) -> None:
+    import transformers
+    from tiny_pictures import tiny_model
+
+    reference = transformers.AutoProcessor.from_pretrained(tiny_model(family, tmp_path))
+    sizes = iter([(30, 20), (80, 33), (200, 150)])
+    ours: list[Any] = []
+    theirs: list[Any] = []
+    for number, parts in enumerate(turns):
+        files = [png(*next(sizes)) if part is IMAGE else part for part in parts]
+        role = "assistant" if number % 2 else "user"
+        texts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in files]
+        ours.append(
+            {
+                "role": role,
+                "content": [p if isinstance(p, dict) else {"type": "image", "image": p} for p in texts],
+            }
+        )
+        theirs.append(
+            {
+                "role": role,
+                "content": [
+                    p if isinstance(p, dict) else {"type": "image", "image": opened(p)} for p in texts
+                ],
+            }
+        )
+    expected = reference.apply_chat_template(
+        theirs,
+        tokenize=True,
+        return_dict=True,
+        add_generation_prompt=True,
+        sanitize_control_tokens=turns is STRINGS,
+    )
+
+    prompt = chat_prompt(processor_of(reference.tokenizer, ReferencePictures(reference)), ours, OPENED)
+
+    (ids,) = expected["input_ids"]
+    assert prompt["prompt_token_ids"] == ids
+    image = reference.tokenizer.convert_tokens_to_ids(reference.image_token)
+    covered = [
+        place
+        for picture in prompt.get("pictures", [])
+        for run in picture.runs
+        for place in range(run.start, run.start + run.length)
+    ]
+    assert covered == [place for place, token_id in enumerate(ids) if token_id == image]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Iterator[Any]:
+    from tiny_pictures import TEMPLATE, tokenizer_with
+
+    tokenizer = tokenizer_with(["<image>"], {})
+    tokenizer.chat_template = TEMPLATE.replace("PICTURE", "<image>")
+    return tokenizer
+
+
+def ask(*parts: Any) -> list[Any]:
+    return [{"role": "user", "content": list(parts)}]
+
+
+def test_pictures_are_urls_and_bytes(tokenizer: Any) -> None:
+    processor = processor_of(tokenizer, FakePictures("<image>"))
+    parts = [
+        "See:",
+        {"type": "image_url", "image_url": {"url": data_url(b"ab"), "detail": "low"}},
+        {"type": "image_url", "image_url": data_url(b"c")},
+        {"type": "image", "image": b"d"},
+        {"type": "text", "text": "<image>"},
+    ]
+
+    prompt = chat_prompt(processor, ask(*parts[1:]), OPENED)
+
+    assert prompt["prompt"] == "<s>user: <image><image><image><image>assistant: "
+    assert [(one.picture.data, one.picture.low_detail) for one in prompt["pictures"]] == [
+        (b"ab", True), (b"c", False), (b"d", False),
+    ]  # fmt: skip
+    image = tokenizer.convert_tokens_to_ids("<image>")
+    assert prompt["prompt_token_ids"].count(image) == 4
+
+
+@pytest.mark.parametrize(
+    "part, message",
+    [
+        ({"type": "image_url", "image_url": {"url": "https://a.b/c.png"}}, "it takes a data: URL"),
+        ({"type": "image", "image": "a.png"}, "it takes text parts, and pictures"),
+        ({"type": "input_audio"}, "it takes text parts, and pictures"),
+    ],
+)
+def test_other_parts_are_refused(tokenizer: Any, part: Any, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        chat_prompt(processor_of(tokenizer, FakePictures("<image>")), ask(part), OPENED)
+
+
+def test_template_that_prints_no_pictures_is_named(tokenizer: Any) -> None:
+    processor = processor_of(tokenizer, FakePictures("<image>"))
+    template = {"chat_template": "{% for m in messages %}{{ m.role }}{% endfor %}"}
+    with pytest.raises(InvalidRequestError, match="the chat template prints 0 places for 1 pictures"):
+        chat_prompt(processor, ask({"type": "image", "image": b"a"}), template)
+
+
+def test_model_of_text_refuses_pictures_also_where_its_template_takes_lists(tokenizer: Any) -> None:
+    processor = processor_of(tokenizer, FakePictures("<image>"))
+    processor.media = None
+    with pytest.raises(InvalidRequestError, match="it takes text parts"):
+        chat_prompt(processor, ask("a", {"type": "image_url", "image_url": {"url": data_url(b"a")}}), OPENED)
+
+
+def test_prompt_with_pictures_is_refused_where_it_has_no_use(tokenizer: Any) -> None:
+    processor = processor_of(tokenizer, FakePictures("<image>"), max_model_len=60)
+    prompt = chat_prompt(processor, ask({"type": "image", "image": b"abc"}), OPENED)
+    params = SamplingParams(max_tokens=1)
+
+    processor.process(prompt, params)
+    with pytest.raises(InvalidRequestError, match="a prompt adapter takes no pictures"):
+        processor.process(prompt, params, num_virtual=1)
+    with pytest.raises(InvalidRequestError, match="can't cut a prompt with pictures"):
+        processor.process(prompt, SamplingParams(truncate_prompt_tokens=5))
+    with pytest.raises(InvalidRequestError, match="a beam search takes no pictures"):
+        processor.tokens(prompt)
+    with pytest.raises(InvalidRequestError, match="stands for a picture"):
+        processor.process({**prompt, "pictures": []}, params)
+    long = chat_prompt(processor, ask({"type": "image", "image": bytes(60)}), OPENED)
+    with pytest.raises(
+        InvalidRequestError, match="60 of them for pictures, which --mm-processor-kwargs makes"
+    ):
+        processor.process(long, params)
+    processor.media = None
+    with pytest.raises(InvalidRequestError, match="the model takes text alone"):
+        processor.process(prompt, params)
+
+
+def test_text_has_no_token_of_a_picture(tokenizer: Any) -> None:
+    processor = processor_of(tokenizer, FakePictures("<image>"))
+    request, _ = processor.process("a<image>b", SamplingParams())
+    assert tokenizer.convert_tokens_to_ids("<image>") not in request.prompt_token_ids
+    assert tokenizer.decode(request.prompt_token_ids) == "a<image>b"
+
+
+def test_tokenizer_without_a_template_takes_its_processors(tokenizer: Any, tmp_path: Path) -> None:
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    assert read_tokenizer(str(tmp_path), False).chat_template is None
+    (tmp_path / PROCESSORS_TEMPLATE).write_text('{"chat_template": "{{ messages }}"}')
+    assert read_tokenizer(str(tmp_path), False).chat_template == "{{ messages }}"
