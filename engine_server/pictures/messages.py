@@ -65,6 +65,8 @@ class Processed(PictureMessage):
 
     replacement: Annotated[str, msgspec.Meta(min_length=1, max_length=1 << 22)]
     inputs: dict[Annotated[str, msgspec.Meta(max_length=256)], RawTensor]
+    # That decoding and processing took.
+    seconds: Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Refused(PictureMessage):

@@ -5,6 +5,7 @@ Each picture is decoded in a fork of its own, with limits on time and memory. Se
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -87,6 +88,7 @@ def pixels_of(pictures: list[bytes]) -> int:
 
 def process(processor: PictureProcessor, task: Process) -> Processed:
     """Decode and process a picture. Raises InvalidRequestError."""
+    start = time.perf_counter()
     image = read_picture(task.data)
     try:
         replacement, inputs = processor.process(image, task.low_detail)
@@ -97,7 +99,8 @@ def process(processor: PictureProcessor, task: Process) -> Processed:
         raise InvalidRequestError(
             f"the model's processor can't take the picture of {width} x {height} pixels: {error}"
         ) from error
-    return Processed(replacement, {name: raw(array) for name, array in inputs.items()})
+    tensors = {name: raw(array) for name, array in inputs.items()}
+    return Processed(replacement, tensors, time.perf_counter() - start)
 
 
 def raw(array: np.ndarray) -> RawTensor:

@@ -22,7 +22,6 @@ from engine_server.pictures.messages import (
     Measure,
     Measured,
     Process,
-    Processed,
     ProcessorSettings,
     Refused,
     Unsupported,
@@ -54,6 +53,8 @@ class ProcessedPicture:
     replacement: str
     # What the model's encoder takes, by name.
     inputs: dict[str, RawTensor]
+    # That its fork took.
+    seconds: float
 
 
 @dataclass(slots=True)
@@ -61,6 +62,8 @@ class PictureCounts:
     """Pictures by outcome."""
 
     processed: int = 0
+    # That these took in their forks.
+    seconds: float = 0.0
     refused: int = 0
     # Whose replacement text was remembered.
     remembered: int = 0
@@ -146,13 +149,18 @@ class Pictures(ForkedTasks[Outcome]):
             with self._lock:
                 self.counts.refused += 1
             raise InvalidRequestError(reply.message)
-        return ProcessedPicture(reply.replacement, reply.inputs) if isinstance(reply, Processed) else reply
+        return (
+            reply
+            if isinstance(reply, Description | Measured)
+            else ProcessedPicture(reply.replacement, reply.inputs, reply.seconds)
+        )
 
     def _keep(self, digest: bytes, result: Outcome) -> None:
         """Remember a picture's replacement text."""
         if not isinstance(result, ProcessedPicture):
             return
         self.counts.processed += 1
+        self.counts.seconds += result.seconds
         forgotten = self._replacements.pop(digest.hex(), "")
         self._replacements[digest.hex()] = result.replacement
         self._characters += len(result.replacement) - len(forgotten)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -24,7 +25,7 @@ from engine_server.forks.fork_worker import WorkerEndedError
 from engine_server.modeling.pictures.errors import UnsupportedPicturesError
 from engine_server.modeling.pictures.processor import PictureProcessor
 from engine_server.pictures.messages import Processed, decode_reply
-from engine_server.pictures.pictures import Pictures
+from engine_server.pictures.pictures import PictureCounts, Pictures
 from engine_server.requests.errors import InvalidRequestError, QueueFullError, ShareUsedError
 from engine_server.requests.messages import RawTensor
 from engine_server.requests.pictures import Picture
@@ -91,6 +92,18 @@ def test_reason_is_given_for_a_model_without_processor(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(UnsupportedPicturesError, match="no processor for models of type llama"):
         Pictures(tmp_path)
+
+
+def test_pictures_are_counted_by_outcome(pictures: Pictures) -> None:
+    before = replace(pictures.counts)
+    good = numbered(300)
+    seconds = pictures.process(good, None).result(SECONDS).seconds
+    assert isinstance(pictures.process(sent(b"bad"), None).exception(SECONDS), InvalidRequestError)
+    assert pictures.replacement(pictures.digest(good))
+    assert pictures.counts == PictureCounts(
+        before.processed + 1, before.seconds + seconds, before.refused + 1, before.remembered + 1
+    )
+    assert seconds > 0
 
 
 def test_replacement_text_is_remembered_by_digest(pictures: Pictures) -> None:
@@ -280,7 +293,7 @@ def test_pixels_of_all_pictures_are_bounded_before_they_are_decoded(pictures: Pi
     ],
 )
 def test_reply_with_a_wrong_tensor_is_refused(tensor: RawTensor) -> None:
-    reply = msgspec.msgpack.encode(Processed("<image>", {"pixel_values": tensor}))
+    reply = msgspec.msgpack.encode(Processed("<image>", {"pixel_values": tensor}, 0.1))
     with pytest.raises(ValueError, match="pixel_values of a processed picture"):
         decode_reply(reply)
 
