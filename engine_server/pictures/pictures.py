@@ -95,6 +95,9 @@ class Pictures(ForkedTasks[Outcome]):
             described = self._submit(b"", Describe(), None).result()
         except WorkerEndedError as error:
             raise UnsupportedPicturesError("the process for pictures ended at its start") from error
+        except UnsupportedPicturesError:
+            self.close()
+            raise
         assert isinstance(described, Description)
         self._settings_digest = described.settings_digest
         self.image_token = described.image_token
@@ -149,11 +152,9 @@ class Pictures(ForkedTasks[Outcome]):
             with self._lock:
                 self.counts.refused += 1
             raise InvalidRequestError(reply.message)
-        return (
-            reply
-            if isinstance(reply, Description | Measured)
-            else ProcessedPicture(reply.replacement, reply.inputs, reply.seconds)
-        )
+        if isinstance(reply, Description | Measured):
+            return reply
+        return ProcessedPicture(reply.replacement, reply.inputs, reply.seconds)
 
     def _keep(self, digest: bytes, result: Outcome) -> None:
         """Remember a picture's replacement text."""

@@ -88,10 +88,12 @@ def test_pictures_are_processed_as_the_processor_does(family: Family, model_fold
     pictures.close()
 
 
-def test_reason_is_given_for_a_model_without_processor(tmp_path: Path) -> None:
+def test_reason_is_given_and_the_process_ends_for_a_model_without_processor(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    before = set(psutil.Process().children())
     with pytest.raises(UnsupportedPicturesError, match="no processor for models of type llama"):
         Pictures(tmp_path)
+    assert set(psutil.Process().children()) <= before
 
 
 def test_pictures_are_counted_by_outcome(pictures: Pictures) -> None:
