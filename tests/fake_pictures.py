@@ -4,21 +4,12 @@ import base64
 import hashlib
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Any
 
 from engine_server.requests.errors import InvalidRequestError
-from engine_server.requests.pictures import Picture
+from engine_server.requests.pictures import Picture, ProcessedPicture
 
 BROKEN = b"broken"
-
-
-@dataclass
-class Processed:
-    """A picture that was processed."""
-
-    replacement: str
-    inputs: dict[str, Any] = field(default_factory=dict)
 
 
 class FakePictures:
@@ -43,6 +34,11 @@ class FakePictures:
     def replacement(self, digest: str) -> str | None:
         return self._known.get(digest)
 
+    def measure(self, pictures: Sequence[Picture], caller: str | None) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(None)
+        return done
+
     def process(self, picture: Picture, caller: str | None) -> Future[Any]:
         done: Future[Any] = Future()
         digest = self.digest(picture)
@@ -53,7 +49,7 @@ class FakePictures:
         else:
             begin, end = self._around
             self._known[digest] = begin + self.image_token * len(picture.data) + end
-            done.set_result(Processed(self._known[digest]))
+            done.set_result(ProcessedPicture(self._known[digest], {}))
         return done
 
 

@@ -111,19 +111,20 @@ def transformers_side(folder: Path) -> Iterator[Callable[[Path], float]]:
         stderr=subprocess.DEVNULL,
         text=True,
     )
-    assert process.stdin is not None and process.stdout is not None
-    while "ready" not in process.stdout.readline():
+    stdin, stdout = process.stdin, process.stdout
+    assert stdin is not None and stdout is not None
+    while "ready" not in stdout.readline():
         if process.poll() is not None:
             raise RuntimeError("transformers' side has ended")
 
     def seconds_of(file: Path) -> float:
-        print(file, file=process.stdin, flush=True)
-        return float(process.stdout.readline())
+        print(file, file=stdin, flush=True)
+        return float(stdout.readline())
 
     try:
         yield seconds_of
     finally:
-        process.stdin.close()
+        stdin.close()
         process.wait()
 
 

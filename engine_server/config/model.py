@@ -5,6 +5,7 @@ from typing import Any, Literal
 import msgspec
 
 from engine_server.config.pooling import PoolingConfig
+from engine_server.config.start_facts import TEXT_ALONE
 from engine_server.contract.base.bounds import PICTURES
 
 # Before or after the logits processors, as logits or as log-probabilities.
@@ -64,10 +65,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     prompt_embeds_size: int | None = None
     # Load no encoder of pictures.
     language_model_only: bool = False
-    # Why the model takes no pictures, once it is loaded; empty if it takes them.
-    refuses_pictures: str = ""
+    # Why the model takes no pictures, as far as that is known before it is loaded; empty if it takes them.
+    refuses_pictures: str = TEXT_ALONE
     # In the prompts of one request.
     max_pictures: int = PICTURES.limit
+    # Of the model's processor of pictures.
+    picture_options: dict[str, Any] = {}
     # Settings that replace those of config.json.
     hf_overrides: dict[str, Any] = {}
     # Run Python code from the model's folder.

@@ -120,9 +120,9 @@ class EngineCore:
                     if isinstance(request, GenerationRequest) and request.awaits_prompt_logprobs:
                         self._reporting.append(request)
             case PictureInputs():
-                request = self.scheduler.requests.get(message.request_id)
-                if request is not None and request.pictures is not None:
-                    self.scheduler.pictures.receive(request.pictures, message)
+                asking = self.scheduler.requests.get(message.request_id)
+                if asking is not None and asking.pictures is not None:
+                    self.scheduler.pictures.receive(asking.pictures, message)
             case Vocabulary():
                 self.scheduler.eos_token_ids = frozenset(message.eos_token_ids)
                 self.grammars.load(message)

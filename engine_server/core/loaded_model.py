@@ -24,7 +24,6 @@ from engine_server.modeling.layers.rope import SequenceRope, sequence_rope
 from engine_server.modeling.layers.weight_layer import all_tensors
 from engine_server.modeling.loader.encoder import encoder_aside, remove_encoder
 from engine_server.modeling.loader.model_loader import first_position, load_model
-from engine_server.modeling.loader.picture_refusal import refusal_by_settings
 from engine_server.modeling.loader.probe import Probe, run
 from engine_server.modeling.model.answer_scorer import AnswerScorer
 from engine_server.modeling.model.embedding_modules import load_embedding_modules
@@ -236,7 +235,7 @@ class LoadedModel:
 
     def _picture_refusal(self, model: PreTrainedModel) -> str:
         config = self._config.model_config
-        return refusal_by_settings(config, model.config) or refusal_by_trial(model, Path(config.path))
+        return config.refuses_pictures or refusal_by_trial(model, Path(config.path))
 
     def _largest_adapters(self, num_rows: int) -> AbstractContextManager[None]:
         return nullcontext() if self.adapted is None else self.adapted.largest(num_rows)

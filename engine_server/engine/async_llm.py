@@ -28,6 +28,7 @@ from engine_server.engine.core_operations import CoreOperations
 from engine_server.engine.engine_args import AsyncEngineArgs
 from engine_server.engine.front_end import FrontEnd
 from engine_server.engine.input.answer_ends import with_answer_ends
+from engine_server.engine.input.picture_start import start_pictures
 from engine_server.engine.input.processor import Processor
 from engine_server.engine.input.template_end import TemplateEnd, rendered_end
 from engine_server.engine.input.tokenizer import load_tokenizer, model_vocabulary
@@ -98,10 +99,14 @@ class AsyncLLM(CoreOperations):
             vocabulary = model_vocabulary(tokenizer, model)
             if vocabulary is not None:
                 self._core.send(vocabulary)
+            started = start_pictures(model)
             garbage.settle()
-            ready = self._core.wait_until_ready(on_phase, on_load)
-            self.config = config.as_started(ready.facts)
+            facts = self._core.wait_until_ready(on_phase, on_load).facts
+            started = started.settled(facts)
+            self.config = config.as_started(started.facts(facts))
             self._front_end = FrontEnd(self.config, tokenizer, vocabulary, log_stats, stat_loggers)
+            if started.pictures is not None:
+                self._front_end.take_pictures(started.pictures)
         except BaseException:
             if self._finalizer.detach():
                 self._core.shutdown()

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from engine_server.config import EngineConfig
-from engine_server.config.start_facts import TEXT_ALONE
 from engine_server.contract.base.caller import ReportedCaller
 from engine_server.contract.base.quoting import quote
 from engine_server.engine.compat import refuse
@@ -21,7 +20,7 @@ from engine_server.engine.input.admission import (
 )
 from engine_server.engine.input.media_input import MediaInput
 from engine_server.engine.input.picture_spans import pictures_of, place_pictures
-from engine_server.engine.input.pictures import Pictures, ProcessedPicture
+from engine_server.engine.input.pictures import Pictures
 from engine_server.engine.input.processor import Processor
 from engine_server.engine.input.tokenizer import adapter_tokenizer, backend_of
 from engine_server.engine.output.output_processor import OutputProcessor, PreparedRequest
@@ -37,6 +36,7 @@ from engine_server.requests.messages import (
     Vocabulary,
 )
 from engine_server.requests.outputs import Output
+from engine_server.requests.pictures import ProcessedPicture
 from engine_server.requests.scheduler_stats import SchedulerStats
 from engine_server.requests.structured_outputs import StructuredOutputsParams
 from engine_server.requests.submission import Origin, Submission
@@ -72,7 +72,7 @@ class FrontEnd:
         self._context = config.model_config.max_model_len
         self.processor = Processor(config.model_config, self.tokenizer)
         # Why prompts have no pictures; empty if they may have some.
-        self.refuses_pictures = TEXT_ALONE
+        self.refuses_pictures = config.model_config.refuses_pictures or "the engine processes none"
         # The bytes that each token adds to a text; None if the engine can't follow grammars.
         self.token_bytes: Sequence[bytes] | None = vocabulary.tokens if vocabulary else None
         backend = backend_of(self.tokenizer) if self.tokenizer else None

@@ -29,6 +29,7 @@ from engine_server.engine.compat import one_prompt, refuse, request_key, request
 from engine_server.engine.engine_args import EngineArgs
 from engine_server.engine.front_end import FrontEnd
 from engine_server.engine.input.answer_ends import with_answer_ends
+from engine_server.engine.input.picture_start import start_pictures
 from engine_server.engine.input.processor import Processor
 from engine_server.engine.input.tokenizer import load_tokenizer, model_vocabulary
 from engine_server.requests.adapters import LoRARequest, PromptAdapterRequest
@@ -86,11 +87,14 @@ class LLMEngine:
             prompt_adapter_config,
         ).with_executor(executor_class)  # fmt: skip
         self._core = EngineCore(config, lambda name, seconds: logger.info("%s: %.1f s", name, seconds))
-        self.config = config.as_started(self._core.facts)
+        started = start_pictures(model_config).settled(self._core.facts)
+        self.config = config.as_started(started.facts(self._core.facts))
         vocabulary = model_vocabulary(tokenizer, model_config)
         if vocabulary is not None:
             self._core.handle(vocabulary)
         self._front_end = FrontEnd(self.config, tokenizer, vocabulary, log_stats, stat_loggers)
+        if started.pictures is not None:
+            self._front_end.take_pictures(started.pictures)
         logger.info("engine ready for %s", usage_context.value)
 
     @classmethod

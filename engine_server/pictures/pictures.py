@@ -28,8 +28,7 @@ from engine_server.pictures.messages import (
     decode_reply,
 )
 from engine_server.requests.errors import InvalidRequestError
-from engine_server.requests.messages import RawTensor
-from engine_server.requests.pictures import Picture
+from engine_server.requests.pictures import Picture, ProcessedPicture
 
 MOST_FORKS = 4
 MOST_WAITING = 256
@@ -43,18 +42,6 @@ ENVIRONMENT = {
     # Huge pages: a fork's memory is new to it, and small ones cost a third of its time.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessedPicture:
-    """What the model takes for a picture."""
-
-    # Its text in a prompt: a placeholder for each row, and wrappers.
-    replacement: str
-    # What the model's encoder takes, by name.
-    inputs: dict[str, RawTensor]
-    # That its fork took.
-    seconds: float
 
 
 @dataclass(slots=True)

@@ -115,6 +115,15 @@ class AddRequest(Message):
     # Of the pictures that are new, by digest; the core asks for the others if it lacks their rows.
     picture_inputs: dict[str, EncoderInputs] = {}
 
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of the prompt, and of those that are output already."""
+        return len(self.packed_token_ids) // TOKEN_BYTES
+
+    def token_ids(self) -> list[int]:
+        """Return the tokens of the prompt, and those that are output already, as a new list."""
+        return unpack(self.packed_token_ids)
+
 
 class PictureInputs(Message):
     """The answer to a PictureWanted."""
@@ -124,15 +133,6 @@ class PictureInputs(Message):
     # None: there are none, for the reason in `error`.
     inputs: EncoderInputs | None = None
     error: str | None = None
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of tokens of the prompt, and of those that are output already."""
-        return len(self.packed_token_ids) // TOKEN_BYTES
-
-    def token_ids(self) -> list[int]:
-        """Return the tokens of the prompt, and those that are output already, as a new list."""
-        return unpack(self.packed_token_ids)
 
 
 class AbortRequests(Message):

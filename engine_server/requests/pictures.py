@@ -37,3 +37,15 @@ class PromptPicture:
     runs: tuple[PlaceholderRun, ...]
     # What the model's encoder takes, by name, where the processor has just computed it.
     inputs: dict[str, RawTensor] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessedPicture:
+    """What the model takes for a picture."""
+
+    # Its text in a prompt: a placeholder for each row, and wrappers.
+    replacement: str
+    # What the model's encoder takes, by name.
+    inputs: dict[str, RawTensor]
+    # To decode and process it.
+    seconds: float = 0.0

@@ -77,6 +77,12 @@ class ModelArguments:
         type=json_object,
         metavar="JSON",
     )
+    mm_processor_kwargs: dict[str, Any] | None = argument(
+        None,
+        'settings of the model\'s processor of pictures: its own "size" in pixels',
+        type=json_object,
+        metavar="JSON",
+    )
     runner: Literal["auto", "generate", "pooling"] = argument(
         "auto", "generate text, or pool to vectors and scores; auto: the model's own task"
     )

@@ -5,11 +5,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from engine_server.config import ModelConfig, SamplingDefaults
 from engine_server.contract.cluster.sources.hub import HubRepository
 from engine_server.engine.arguments.context_length import context_length, positions_of
 from engine_server.engine.arguments.fields import Arguments
-from engine_server.engine.arguments.picture_limit import picture_limit
+from engine_server.engine.arguments.picture_settings import picture_limit, picture_options
 from engine_server.engine.arguments.pooling_config import longest_prompt, read_pooling_config
 from engine_server.engine.input.answer_ends import (
     EOS,
@@ -24,6 +26,7 @@ from engine_server.model_sources import resolve
 from engine_server.model_sources.hf_config import read_hf_config
 from engine_server.model_sources.settings_tables import GENERATION_CONFIG as GENERATION_SETTINGS
 from engine_server.model_sources.source import locate
+from engine_server.modeling.loader.picture_refusal import refusal_by_settings
 from engine_server.requests.sampling_params import SamplingParams
 
 # SamplingParams' names by those of generation_config.json.
@@ -81,6 +84,7 @@ def describe_model(args: Arguments) -> ModelDescription:
         prompt_embeds_size=_embedding_size(text_config) if args.enable_prompt_embeds else None,
         language_model_only=args.language_model_only,
         max_pictures=picture_limit(args.limit_mm_per_prompt or {}),
+        picture_options=picture_options(args.mm_processor_kwargs or {}),
         hf_overrides=args.hf_overrides or {},
         trust_remote_code=args.trust_remote_code,
         sampling_defaults=SamplingDefaults()
@@ -89,6 +93,7 @@ def describe_model(args: Arguments) -> ModelDescription:
             args.generation_config, path, args.override_generation_config or {}, text_config.vocab_size
         ),
     )
+    model = msgspec.structs.replace(model, refuses_pictures=refusal_by_settings(model, config))
     takes_embeddings = not getattr(text_config, "hidden_size_per_layer_input", None)
     for name in ("enable_prompt_embeds", "enable_prompt_adapter"):
         if getattr(args, name) and not takes_embeddings:

@@ -48,8 +48,8 @@ def chat_prompt(processor: Processor, conversation: Conversation, options: Mappi
     marks = media.new_marks()
     text = _rendered(tokenizer, marks.value(conversation), marks.value(options))
     with PendingPictures(media.pictures, pictures, None) as pending:
-        token_ids = processor.encode_marked(text, marks, None, add_special_tokens=False, sharers=Sharers())
-        whole = media.with_placeholders(token_ids, pending.wait())
+        marked = processor.encode_marked(text, marks, None, add_special_tokens=False, sharers=Sharers())
+        whole = media.with_placeholders(marked, pending.wait())
     return TokensPrompt(
         prompt_token_ids=whole.token_ids, prompt=marks.restored(text), pictures=whole.pictures
     )

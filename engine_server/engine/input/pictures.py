@@ -4,23 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from engine_server.engine.input.placeholders import KnownPicture
-from engine_server.requests.messages import RawTensor
-from engine_server.requests.pictures import Picture
-
-
-class ProcessedPicture(Protocol):
-    """A picture as the model's processor returns it."""
-
-    @property
-    def replacement(self) -> str:
-        """The text that takes the place of the image token."""
-
-    @property
-    def inputs(self) -> dict[str, RawTensor]:
-        """The arguments of the model's encoder, by name."""
+from engine_server.requests.pictures import Picture, ProcessedPicture
 
 
 class Pictures(Protocol):
@@ -40,6 +27,9 @@ class Pictures(Protocol):
     def replacement(self, digest: str) -> str | None:
         """Return the text in the place of a picture's image token, if it is remembered."""
 
+    def measure(self, pictures: Sequence[Picture], caller: str | None) -> Future[Any]:
+        """Check the pixels of all new pictures of a request. The future fails with InvalidRequestError."""
+
     def process(self, picture: Picture, caller: str | None) -> Future[ProcessedPicture]:
         """Process a picture. The call or its result raise InvalidRequestError, QueueFullError or ShareUsedError."""
 
@@ -57,15 +47,16 @@ class PendingPictures:
         self._replacements: dict[str, str] = {}
         # By digest.
         self._started: dict[str, Future[ProcessedPicture]] = {}
+        new: dict[str, Picture] = {}
+        for digest, picture in zip(self._digests, pictures, strict=True):
+            if (replacement := processor.replacement(digest)) is None:
+                new.setdefault(digest, picture)
+            else:
+                self._replacements[digest] = replacement
+        self._measured = processor.measure(list(new.values()), caller)
         try:
-            for digest, picture in zip(self._digests, pictures, strict=True):
-                if digest in self._replacements or digest in self._started:
-                    continue
-                replacement = processor.replacement(digest)
-                if replacement is None:
-                    self._started[digest] = processor.process(picture, caller)
-                else:
-                    self._replacements[digest] = replacement
+            for digest, picture in new.items():
+                self._started[digest] = processor.process(picture, caller)
         except BaseException:
             self.cancel()
             raise
@@ -76,11 +67,13 @@ class PendingPictures:
     def __exit__(self, *_: object) -> None:
         self.cancel()
 
-    def futures(self) -> list[tuple[int, Future[ProcessedPicture]]]:
+    def futures(self) -> list[tuple[int, Future[Any]]]:
         """Return what is being processed, each with the index of its first picture."""
-        return [(self._digests.index(digest), future) for digest, future in self._started.items()]
+        processed = [(self._digests.index(digest), future) for digest, future in self._started.items()]
+        return [(0, self._measured), *processed] if processed else []
 
     def cancel(self) -> None:
+        self._measured.cancel()
         for future in self._started.values():
             future.cancel()
 

@@ -23,7 +23,6 @@ from engine_server.modeling.loader.invariance import check_setup
 from engine_server.modeling.loader.leftovers import check_tensors
 from engine_server.modeling.loader.model_folder import ModelFolder, open_folder
 from engine_server.modeling.loader.passes import LoadPlan, replace_modules, verified_choices
-from engine_server.modeling.loader.picture_refusal import refusal_by_settings
 from engine_server.modeling.loader.progress import reported_progress
 from engine_server.modeling.loader.refusal import check_layer_types, refused_by_name
 from engine_server.modeling.loader.room import check_room, needed_bytes, saved_bytes
@@ -87,7 +86,7 @@ def checked_skeleton(config: ModelConfig, load: LoadConfig, folder: ModelFolder)
         if not config.is_encoder:
             check_layer_types(folder.settings, folder.architecture)
         skeleton = empty_model(config, folder.settings, folder.dtype)
-        if refusal_by_settings(config, folder.settings):
+        if config.refuses_pictures:
             remove_encoder(skeleton)
     if load.load_format != "dummy":
         checkpoint = folder.checkpoint
@@ -112,7 +111,7 @@ def verified_plan(
         choices = verified_choices(skeleton, platform, config.max_model_len)
     replace_attention(skeleton)
     tokens = () if config.pooling is None else config.pooling.score_tokens
-    takes_pictures = not refusal_by_settings(config, folder.settings)
+    takes_pictures = not config.refuses_pictures
     return LoadPlan(
         platform, ranks, bool(config.batch_invariant), choices, load.quantization, tokens, takes_pictures
     )

@@ -1,8 +1,14 @@
 """The models that take no pictures, as far as their settings show it: their encoders are not loaded."""
 
-from transformers import PreTrainedConfig
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from engine_server.config import ModelConfig
+from engine_server.config.start_facts import TEXT_ALONE
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 def refusal_by_settings(config: ModelConfig, settings: PreTrainedConfig) -> str:
@@ -12,7 +18,7 @@ def refusal_by_settings(config: ModelConfig, settings: PreTrainedConfig) -> str:
     """
     vision, text = getattr(settings, "vision_config", None), settings.get_text_config()
     if vision is None:
-        return "the model takes text alone"
+        return TEXT_ALONE
     if config.language_model_only:
         return "language_model_only is set, so that its encoder of pictures is not loaded"
     if config.pooling is not None:

@@ -94,7 +94,7 @@ def copy_with_encoder(model: PreTrainedModel, device: torch.device) -> PreTraine
     if layers := getattr(config.vision_config, "num_hidden_layers", None):
         config.vision_config.num_hidden_layers = min(layers, max(2, deepest))
     copy = empty_copy(model, config)
-    return filled(copy, [copy.get_input_embeddings()], device)  # type: ignore[no-untyped-call]
+    return filled(copy, [copy.get_input_embeddings()], device)
 
 
 def empty_copy(model: PreTrainedModel, config: PreTrainedConfig) -> PreTrainedModel:

@@ -21,7 +21,8 @@ from engine_server.modeling.loader.refusal import ERRORS
 from engine_server.modeling.loader.sample import copy_with_encoder
 from engine_server.modeling.model.picture_encoder import picture_rows
 from engine_server.modeling.model.split_model import find_decoder
-from engine_server.modeling.pictures.processor import PictureProcessor, UnsupportedPicturesError
+from engine_server.modeling.pictures.errors import UnsupportedPicturesError
+from engine_server.modeling.pictures.processor import PictureProcessor
 
 # Width and height of the trial's picture.
 SIDE = 64
