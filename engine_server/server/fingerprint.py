@@ -95,6 +95,7 @@ def stream_settings(
             "call_id": layout.call_id,
             "takes_tools": layout.takes_tools,
             "capabilities": layout.capabilities,
+            **({"pictures": layout.pictures} if layout.pictures else {}),
         }
     encoded = msgspec.json.encode(covered, order="sorted")
     return hashlib.sha256(encoded).hexdigest()[:DIGEST_LENGTH]

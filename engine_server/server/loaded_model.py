@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 # W3C Trace Context.
 TRACE_HEADERS = ("traceparent", "tracestate")
+NO_PICTURES = "the chat template prints no pictures"
 TraceHeaders = Mapping[str, str] | None
 
 
@@ -51,6 +52,8 @@ class LoadedModel:
     tokenizer: PreTrainedTokenizerBase | None
     # The layout of its answers; None without a tokenizer.
     layout: Layout | None
+    # Why it takes no pictures, for people; empty if it takes them.
+    refuses_pictures: str
     # The bytes that each token adds to a text; empty where they are not known.
     token_bytes: Sequence[bytes]
     # The text and the bytes of each token, for log-probabilities.
@@ -64,6 +67,10 @@ class LoadedModel:
     def answer_layout(self) -> Layout:
         """The layout of answers, which are plain text without a tokenizer."""
         return self.layout or PLAIN_TEXT
+
+    @property
+    def takes_pictures(self) -> bool:
+        return self.answer_layout.pictures is not None
 
     @property
     def pooling(self) -> PoolingConfig:
@@ -141,9 +148,12 @@ def loaded_model(
     file = settings.response_template
     adapters = ServedAdapters(engine, config.served_model_name)
     sampling_defaults = config.get_diff_sampling_param()
-    layout = None
+    layout, refuses_pictures = None, engine.refuses_pictures
     if tokenizer is not None:
-        layout = find_layout(tokenizer, Path(file) if file else None, facts_of(ChatTemplate.of(tokenizer)))
+        facts = facts_of(ChatTemplate.of(tokenizer))
+        layout = find_layout(tokenizer, Path(file) if file else None, facts)
+        refuses_pictures = refuses_pictures or ("" if facts.pictures.users else NO_PICTURES)
+        layout = layout if refuses_pictures else replace(layout, pictures=facts.pictures)
     return LoadedModel(
         engine=engine,
         settings=settings,
@@ -157,6 +167,7 @@ def loaded_model(
         stream_settings=stream_settings(config, settings, sampling_defaults, layout),
         tokenizer=tokenizer,
         layout=layout,
+        refuses_pictures=refuses_pictures,
         token_bytes=engine.token_bytes or (),
         token_texts=engine.token_texts,
         traces=engine.config.observability_config.otlp_traces_endpoint is not None,

@@ -11,6 +11,7 @@ from compat.http_text import HttpMessage, parse_message
 from compat.sample import ADAPTER, ADAPTER_URI, KEY
 from waiting import until_async
 
+from engine_server.config.start_facts import TEXT_ALONE
 from engine_server.engine.engine_args import AsyncEngineArgs
 from engine_server.engine.loop.async_stream import AsyncStream
 from engine_server.engine.output.token_texts import TokenTexts
@@ -140,6 +141,7 @@ class ScriptedHost(EngineHost):
             stream_settings=STREAM_SETTINGS,
             tokenizer=None,
             layout=None,
+            refuses_pictures=TEXT_ALONE,
             token_bytes=(),
             token_texts=TokenTexts(),
             traces=False,

@@ -177,6 +177,19 @@ class NestedJson:
             check_bound(bounds.NESTED_VALUES, self._counted)
 
 
+class BodyContext(NestedJson):
+    """What the validators of one body know beside their values."""
+
+    def __init__(self, takes_pictures: bool) -> None:
+        super().__init__()
+        self.takes_pictures = takes_pictures
+
+
+def takes_pictures(info: ValidationInfo) -> bool:
+    """Return True if the model that a body is for takes pictures."""
+    return isinstance(info.context, BodyContext) and info.context.takes_pictures
+
+
 def call_arguments(value: object, info: ValidationInfo) -> dict[str, Any] | str:
     """Return the arguments of an earlier call, which are JSON in a string, as an object.
 

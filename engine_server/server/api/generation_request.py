@@ -137,6 +137,8 @@ class GenerationRequest(ApiRequest):
 
     thinking_token_budget: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
 
+    media_io_kwargs: Annotated[Any, only({})] = None
+    mm_processor_kwargs: Annotated[Any, only({})] = None
     session_id: Ignored = None
     return_mm_kwargs: Ignored = None
 
@@ -355,10 +357,13 @@ class GenerationRequest(ApiRequest):
 R = TypeVar("R", bound=ApiRequest)
 
 
-def parse_request(kind: type[R], body: bytes) -> R:
-    """Return the request in a JSON `body`. Raises ApiError 400, which names the field that is wrong."""
+def parse_request(kind: type[R], body: bytes, takes_pictures: bool = False) -> R:
+    """Return the request in a JSON `body`. Raises ApiError 400, which names the field that is wrong.
+
+    takes_pictures: the model takes those of a conversation.
+    """
     try:
-        request = validate(kind, body)
+        request = validate(kind, body, takes_pictures)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         raise to_api_error(kind, first) from None
@@ -371,15 +376,15 @@ def parse_request(kind: type[R], body: bytes) -> R:
     return request
 
 
-def validate(kind: type[R], body: bytes) -> R:
+def validate(kind: type[R], body: bytes, takes_pictures: bool = False) -> R:
     """Return the request in a JSON `body`. Raises ValidationError."""
     try:
-        return kind.model_validate_json(body, context=fields.NestedJson())
+        return kind.model_validate_json(body, context=fields.BodyContext(takes_pictures))
     except ValidationError as error:
         rewritten = with_whole_numbers(body, error)
         if rewritten is None:
             raise
-    return kind.model_validate_json(rewritten, context=fields.NestedJson())
+    return kind.model_validate_json(rewritten, context=fields.BodyContext(takes_pictures))
 
 
 def to_api_error(kind: type[ApiRequest], error: ErrorDetails) -> ApiError:

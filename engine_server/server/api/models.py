@@ -34,6 +34,8 @@ class ModelCard(msgspec.Struct):
     created: int = CREATED
     owned_by: str = "fairlead"
     parent: str | None = None
+    # Kinds of parts that a conversation may have.
+    input_modalities: tuple[str, ...] = ("text",)
 
 
 class ModelList(msgspec.Struct):
@@ -60,10 +62,13 @@ def routes(host: EngineHost) -> APIRouter:
 
 def model_card(model: LoadedModel, name: str) -> ModelCard:
     adapter = model.adapters.get(name)
+    base = model.served_names[0]
+    takes_pictures = model.takes_pictures and (adapter is None or adapter.prompt_adapter is None)
+    modalities = ("text", "image") if takes_pictures else ("text",)
     if adapter is None:
-        return ModelCard(name, model.served_names[0], model.max_model_len)
+        return ModelCard(name, base, model.max_model_len, input_modalities=modalities)
     context = model.max_model_len - adapter.num_virtual
-    return ModelCard(name, adapter.uri, context, parent=model.served_names[0])
+    return ModelCard(name, adapter.uri, context, parent=base, input_modalities=modalities)
 
 
 def model_list(model: LoadedModel) -> ModelList:

@@ -26,10 +26,9 @@ if TYPE_CHECKING:
     from engine_server.contract.wire.continuation import Resume
     from engine_server.server.api.generation_request import GenerationRequest
     from engine_server.server.conversation.layout import Layout
-    from engine_server.server.generation.request_context import RequestContext
+    from engine_server.server.generation.request_context import RequestContext, ServedModel
     from engine_server.server.generation.tool_use import AnswerStyle
     from engine_server.server.loaded_model import LoadedModel
-    from engine_server.server.settings import ApiSettings
 
 # Of each reason why a form of calls is not used.
 REFUSAL_CHARACTERS = 200
@@ -55,6 +54,7 @@ def read_request(model: LoadedModel, body: GenerationRequest, context: RequestCo
     check_reasoning_budget(model.layout, body)
     schemas = request_schemas(body, model.layout, model.settings.strict_schemas)
     source = prompt_source(model, body, served.context)
+    check_pictures(source, beams is not None, served)
     ignored = ignored_parts(model, body, source, schemas)
     ignored_types.warn(part.type for part in ignored)
     # Another engine can continue a stream of one sampled choice.
@@ -124,7 +124,7 @@ def prompt_source(model: LoadedModel, body: GenerationRequest, context: int) -> 
 
     context: the most tokens of prompt and answer.
     """
-    refuse_ignored(model.settings, body.ignored_tools, body.media)
+    refuse_ignored(model, body.ignored_tools, body.media)
     return body.source(model.settings, model.answer_layout, context)
 
 
@@ -146,16 +146,32 @@ def ignored_form(body: GenerationRequest) -> list[IgnoredPart]:
     return [IgnoredPart(body.engine_fields["structured_outputs"], "demanded_call")]
 
 
-def refuse_ignored(settings: ApiSettings, tools: Sequence[IgnoredPart], media: Sequence[MediaUse]) -> None:
+def refuse_ignored(model: LoadedModel, tools: Sequence[IgnoredPart], media: Sequence[MediaUse]) -> None:
     """Raise ApiError 400 for a tool or a part of a message that the settings don't leave out."""
-    if settings.strict_tools and tools:
+    if model.settings.strict_tools and tools:
         message = f"{tools[0]} is a tool of a type that is not supported"
         raise ApiError(ErrorCode.UNSUPPORTED_VALUE, message, param=tools[0].field)
-    policy = settings.unsupported_media
+    policy = model.settings.unsupported_media
     for one in media:
         known = one.part.type in MEDIA_TYPES
         if policy == "refuse" or (one.newest and (policy is None or not known)):
-            raise refuse_media(one.part)
+            raise refuse_media(one.part, model.refuses_pictures)
+
+
+def check_pictures(source: PromptSource, searches: bool, served: ServedModel) -> None:
+    """Raise ApiError 400 for pictures beside what takes none.
+
+    searches: the answer is found by a beam search.
+    """
+    if not source.pictures:
+        return
+    path = source.pictures[0][0]
+    if searches:
+        message = f"use_beam_search: a beam search takes no pictures, and {path} is one"
+        raise ApiError(ErrorCode.UNSUPPORTED_VALUE, message, param="use_beam_search")
+    if served.prompt_adapter is not None:
+        message = f"model: a prompt adapter takes no pictures, and {path} is one"
+        raise ApiError(ErrorCode.UNSUPPORTED_VALUE, message, param="model")
 
 
 def limits_reasoning(layout: Layout | None) -> bool:

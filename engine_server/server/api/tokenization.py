@@ -27,7 +27,8 @@ from engine_server.server.api.openai_answer import tokenizer_response
 from engine_server.server.api.read_request import refuse_ignored
 from engine_server.server.api.tokenizer import require_tokenizer
 from engine_server.server.conversation.chat_prompt import ChatPrompt, chat_prompt
-from engine_server.server.generation.prompts import encode, run_by_size, tokenize_chat
+from engine_server.server.generation.prompts import encode, tokenize_chat
+from engine_server.server.generation.threads import run_by_size
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def routes(host: EngineHost) -> APIRouter:
     @router.post("/tokenize", response_model=None)
     @openapi.body(TokenizeRequest, Tokens)
     async def post_tokenize(request: Request) -> Response:
-        body = parse_request(TokenizeRequest, await request.body())
+        body = parse_request(TokenizeRequest, await request.body(), host.model.takes_pictures)
         router = router_head(request.headers)
         served_model(host.model, body.model, router)
         sharers = Sharers(router.caller.scope if router.caller else None)
@@ -159,7 +160,7 @@ def json_list(items: Sequence[int] | Sequence[str]) -> msgspec.Raw:
 
 def requested_chat(model: LoadedModel, request: TokenizeRequest) -> ChatPrompt:
     """Return the conversation as the chat API renders it. Raises ApiError 400 for what the chat API refuses."""
-    refuse_ignored(model.settings, request.ignored_tools, request.media)
+    refuse_ignored(model, request.ignored_tools, request.media)
     use = tool_use(tools_by_path(request.tools or ()), None, None)
     return chat_prompt(request.conversation(model.settings, open_answer=True), model.answer_layout, use)
 

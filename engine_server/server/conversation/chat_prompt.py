@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine_server.contract.base.quoting import shorten
 from engine_server.contract.wire.errors import ErrorCode
+from engine_server.engine.input.media_marks import MediaMarks
+from engine_server.engine.input.sent_picture import SentPicture
 from engine_server.server.conversation.history.messages import Lost, template_messages
 from engine_server.server.conversation.history.prefill import Openings, Prefill, prefilled_start
-from engine_server.server.conversation.history.turns import Conversation
+from engine_server.server.conversation.history.turns import Conversation, ImagePart, Turn
 from engine_server.server.conversation.layout import Layout
-from engine_server.server.conversation.template.capabilities import ALL_CAPABILITIES, Capabilities
+from engine_server.server.conversation.template.capabilities import (
+    ALL_CAPABILITIES,
+    Capabilities,
+    ShownPictures,
+)
 from engine_server.server.conversation.template.chat_template import (
     ChatTemplate,
     TemplateFaultError,
@@ -49,12 +55,25 @@ class ChatPrompt:
     add_special_tokens: bool = False
     # What the template doesn't print of the conversation.
     lost: Sequence[Lost] = ()
+    # By path, in the order in which they are parts of the messages.
+    pictures: Sequence[tuple[str, SentPicture]] = ()
 
     @property
     def num_characters(self) -> int:
         """About how many characters the template renders."""
         prefill = [] if self.prefill is None else [self.prefill.thought, self.prefill.text]
         return num_characters([self.messages, self.tools, dict(self.variables), prefill])
+
+    def marked(self, marks: MediaMarks) -> ChatPrompt:
+        """Return the prompt with marks in all that the template is given."""
+        prefill = self.prefill and Prefill(marks.text(self.prefill.thought), marks.text(self.prefill.text))
+        return replace(
+            self,
+            messages=marks.value(self.messages),
+            tools=marks.value(self.tools),
+            variables=marks.value(self.variables),
+            prefill=prefill,
+        )
 
     def render(self, tokenizer: Any, created: int | None) -> tuple[str, AnswerStart]:
         """Return the prompt and the part of the answer that it ends with. Raises ApiError 400.
@@ -106,10 +125,12 @@ def chat_prompt(conversation: Conversation, layout: Layout, use: ToolUse | None)
     """
     turns, prefill = conversation.turns, None
     if conversation.continue_last:
+        check_continued(turns[-1])
         prefill, turns = Prefill.of(turns[-1]), turns[:-1]
     capabilities = layout.capabilities if conversation.template is None else ALL_CAPABILITIES
     described = use.callable if use is not None and not layout.takes_tools else ()
-    messages, lost = template_messages(turns, capabilities, layout.call, described)
+    shown = layout.pictures if conversation.template is None and layout.pictures else ShownPictures()
+    messages, lost, pictures = template_messages(turns, capabilities, layout.call, described, shown)
     return ChatPrompt(
         layout=layout,
         messages=messages,
@@ -120,7 +141,16 @@ def chat_prompt(conversation: Conversation, layout: Layout, use: ToolUse | None)
         template=conversation.template,
         add_special_tokens=conversation.add_special_tokens,
         lost=lost,
+        pictures=[(picture.path, picture.sent) for picture in pictures],
     )
+
+
+def check_continued(turn: Turn) -> None:
+    """Raise ApiError 400 for a turn that an answer can't continue."""
+    for part in turn.parts:
+        if isinstance(part, ImagePart):
+            message = f"{part.path}: a message with a picture can't be continued"
+            raise ApiError(ErrorCode.INVALID_VALUE, message, param=part.path)
 
 
 def defined(tools: list[dict[str, Any]], capabilities: Capabilities) -> list[dict[str, Any]]:

@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from engine_server.requests.reasoning import Mark
 from engine_server.server.conversation.marks import MarkTokens
-from engine_server.server.conversation.template.capabilities import ALL_CAPABILITIES, Capabilities
+from engine_server.server.conversation.template.capabilities import (
+    ALL_CAPABILITIES,
+    Capabilities,
+    ShownPictures,
+)
 from engine_server.server.conversation.template.openings import SWITCHES
 
 if TYPE_CHECKING:
@@ -75,6 +79,8 @@ class Layout:
     variables: frozenset[str] = frozenset()
     # What it prints of a history.
     capabilities: Capabilities = ALL_CAPABILITIES
+    # The turns in which it prints pictures; None: the model takes none.
+    pictures: ShownPictures | None = None
     # Why formats of calls were not used, for a person.
     refusals: tuple[str, ...] = ()
 

@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from engine_server.contract.wire.errors import ErrorCode
+from engine_server.engine.input.placeholders import ProcessedPrompt, cut_prompt
 from engine_server.engine.input.segment_cache import Sharers
-from engine_server.engine.loop.turns import Turns
-from engine_server.modeling.platform.cpu_quota import available_cpus
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.server.generation.answer_start import NO_START, AnswerStart
+from engine_server.server.generation.pictures import PlacedPicture, known_pictures, start_pictures
+from engine_server.server.generation.threads import run_by_size
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:
     from engine_server.contract.base.caller import ReportedCaller
     from engine_server.engine.async_llm import AsyncLLMEngine
+    from engine_server.engine.input.media_input import MediaInput
+    from engine_server.engine.input.media_marks import MediaMarks
+    from engine_server.engine.input.placeholders import KnownPicture
     from engine_server.engine.input.processor import Processor
-    from engine_server.engine.input.prompt_times import PromptTimes
     from engine_server.requests.prompts import TokensPrompt
 
-# In characters; longer texts take more than about 10 ms.
-LONG_TEXT = 20_000
 # The cost of a prompt, message or other item apart from its length, in characters that take the same time.
 ITEM_OVERHEAD = 100
-
-# Others than those of asyncio, in which small work of the server must not wait for long texts. They leave half of the
-# cores to streams.
-THREADS = Turns(max(1, available_cpus() // 2), "tokenize")
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +57,10 @@ class TextSource:
     def lost(self) -> Sequence[tuple[str, str]]:
         return ()
 
+    @property
+    def pictures(self) -> Sequence[PlacedPicture]:
+        return ()
+
 
 class Chat(Protocol):
     """A conversation that a chat template renders."""
@@ -77,6 +76,13 @@ class Chat(Protocol):
     @property
     def lost(self) -> Sequence[tuple[str, str]]:
         """The path in the body and the type of each part that the template doesn't print."""
+
+    @property
+    def pictures(self) -> Sequence[PlacedPicture]:
+        """The pictures, in the order in which the template prints them."""
+
+    def marked(self, marks: MediaMarks) -> Self:
+        """Return the conversation with marks in all that the template is given."""
 
     def render(self, tokenizer: Any, created: int | None) -> tuple[str, AnswerStart]:
         """Return the prompt and the part of the answer that it ends with. Raises ApiError 400.
@@ -105,6 +111,11 @@ class ChatSource:
         """The path and the type of each part that is not in the prompts."""
         return [part for chat in self.conversations for part in chat.lost]
 
+    @property
+    def pictures(self) -> Sequence[PlacedPicture]:
+        """The pictures of the prompts, in their order."""
+        return [picture for chat in self.conversations for picture in chat.pictures]
+
 
 PromptSource = TextSource | ChatSource
 
@@ -115,6 +126,8 @@ class PreparedPrompt:
 
     tokens: TokensPrompt
     start: AnswerStart = NO_START
+    # The places of the tokens of each picture.
+    extents: Sequence[range] = ()
 
 
 async def tokenize(
@@ -136,33 +149,31 @@ async def tokenize(
     try:
         chats = await tokenize_chats(engine, source.conversations, source.most_tokens, sharers, created)
     except ApiError as error:
-        error.param = source.field
+        if error.param is None or not error.param.startswith(f"{source.field}."):
+            error.param = source.field
         raise
     return [finish_chat(chat, source) for chat in chats]
 
 
 def finish_chat(chat: PreparedPrompt, source: PromptSource) -> PreparedPrompt:
     """Return a conversation's prompt, cut as the request asks. A cut of its end takes the answer's beginning away."""
-    tokens = finish_prompt(chat.tokens, source)
+    tokens = finish_prompt(chat.tokens, source, chat.extents)
     kept = tokens["prompt_token_ids"]
     ends_alike = chat.tokens["prompt_token_ids"][-len(kept) :] == kept
     return PreparedPrompt(tokens, chat.start if ends_alike else NO_START)
 
 
-def finish_prompt(prompt: TokensPrompt, source: PromptSource) -> TokensPrompt:
-    """Return the prompt, cut as the request asks, and with its cache salt."""
+def finish_prompt(prompt: TokensPrompt, source: PromptSource, extents: Sequence[range] = ()) -> TokensPrompt:
+    """Return the prompt with its cache salt, cut as the request asks, and then without its text."""
+    whole = ProcessedPrompt(prompt["prompt_token_ids"], prompt.get("pictures", []), list(extents))
+    kept = whole
     for cut in source.cuts:
-        prompt = cut_prompt(prompt, cut)
+        kept = cut_prompt(kept, cut.tokens, cut.side)
+    if kept is not whole:
+        prompt = {"prompt_token_ids": kept.token_ids}
+        if kept.pictures:
+            prompt["pictures"] = kept.pictures
     return prompt if source.cache_salt is None else {**prompt, "cache_salt": source.cache_salt}
-
-
-def cut_prompt(prompt: TokensPrompt, cut: Cut) -> TokensPrompt:
-    """Return a prompt with as many tokens as allowed, and then without its text."""
-    token_ids = prompt["prompt_token_ids"]
-    surplus = len(token_ids) - cut.tokens
-    if surplus <= 0:
-        return prompt
-    return {"prompt_token_ids": token_ids[surplus:] if cut.side == "left" else token_ids[: cut.tokens]}
 
 
 async def tokenize_prompts(
@@ -209,13 +220,16 @@ def encode(
     add_special_tokens: bool,
     param: str,
     sharers: Sharers | None,
+    marks: MediaMarks | None = None,
 ) -> list[int]:
     """Return the tokens of a text. Raises ApiError 400 for a long one with more than `most_tokens`.
 
-    sharers: who may find the tokens of its parts; None: nobody.
+    sharers: who may find the tokens of its parts; None: nobody. marks: those in a text that a chat template rendered.
     """
     try:
-        return processor.encode(text, most_tokens, add_special_tokens, sharers)
+        if marks is None:
+            return processor.encode_text(text, most_tokens, add_special_tokens, sharers)
+        return processor.encode_marked(text, marks, most_tokens, add_special_tokens, sharers)
     except InvalidRequestError as error:
         message = str(error) if param == "prompt" else f"{param}: {error}"
         raise ApiError(ErrorCode.INVALID_VALUE, message, param=param) from None
@@ -240,15 +254,44 @@ async def tokenize_chats(
 
     sharers: who may find the tokens of its parts; None: nobody. created: the time for the template, in seconds since
     the epoch; None: now. Raises ApiError 400 for messages that the template refuses, or that have more than
-    `most_tokens` (None: any number).
+    `most_tokens` (None: any number), and for a wrong picture.
     """
     processor = await engine.get_input_preprocessor()
     size = sum(chat.num_characters for chat in conversations)
-    return await run_by_size(
-        size,
-        lambda: [render_chat(processor, chat, most_tokens, sharers, created) for chat in conversations],
-        processor.times,
-    )
+
+    async def render() -> list[PreparedPrompt]:
+        return await run_by_size(
+            size,
+            lambda: [render_chat(processor, chat, most_tokens, sharers, created) for chat in conversations],
+            processor.times,
+        )
+
+    pictures = [picture for chat in conversations for picture in chat.pictures]
+    if not pictures or processor.media is None:
+        return await render()
+    with await start_pictures(
+        processor.media.pictures, pictures, engine.model_config.max_pictures
+    ) as pending:
+        prompts = await render()
+        known = iter(await known_pictures(pending, pictures))
+    return [
+        with_placeholders(processor.media, prompt, list(islice(known, len(chat.pictures))))
+        for chat, prompt in zip(conversations, prompts, strict=True)
+    ]
+
+
+def with_placeholders(
+    media: MediaInput, prompt: PreparedPrompt, pictures: Sequence[KnownPicture]
+) -> PreparedPrompt:
+    """Return a prompt with the tokens of its pictures. Raises ApiError 400 if the template doesn't print them all."""
+    try:
+        whole = media.with_placeholders(prompt.tokens["prompt_token_ids"], pictures)
+    except InvalidRequestError as error:
+        raise ApiError(ErrorCode.INVALID_VALUE, str(error)) from None
+    tokens: TokensPrompt = {**prompt.tokens, "prompt_token_ids": whole.token_ids}
+    if whole.pictures:
+        tokens["pictures"] = whole.pictures
+    return PreparedPrompt(tokens, prompt.start, whole.extents)
 
 
 def num_characters(value: object) -> int:
@@ -269,24 +312,11 @@ def render_chat(
     sharers: Sharers | None,
     created: int | None,
 ) -> PreparedPrompt:
+    marks = None if processor.media is None else processor.media.new_marks()
     with processor.times.rendering():
-        text, start = chat.render(processor.tokenizer, created)
-    token_ids = encode(processor, text, most_tokens, chat.add_special_tokens, "messages", sharers)
+        text, start = (chat if marks is None else chat.marked(marks)).render(processor.tokenizer, created)
+    token_ids = encode(processor, text, most_tokens, chat.add_special_tokens, "messages", sharers, marks)
+    if marks is not None:
+        text = marks.restored(text)
+        start = AnswerStart(marks.restored(start.opening), marks.restored(start.prefill))
     return PreparedPrompt({"prompt_token_ids": token_ids, "prompt": text}, start)
-
-
-async def run_by_size(size: int, work: Callable[[], T], times: PromptTimes | None = None) -> T:
-    """Run `work` at once, or in a thread, in turns, if its input has `LONG_TEXT` characters or more.
-
-    times: takes the wait for the turn.
-    """
-    if size < LONG_TEXT:
-        return work()
-    asked = perf_counter()
-
-    def run() -> T:
-        if times is not None:
-            times.add_wait(perf_counter() - asked)
-        return work()
-
-    return await THREADS.run(run, size)

@@ -102,7 +102,9 @@ def test_media_of_the_newest_turn_are_refused_by_name(scripted: LocalServer, pat
     assert answer.status == 400
     field = "input" if path == RESPONSES else "messages"
     part = f"{field}.2.content.1 ({PICTURES[path]['type']})"
-    assert answer.error["message"] == f"{part} is a part that the model can't take; it takes text"
+    assert (
+        answer.error["message"] == f"{part} is a part that the model can't take: the model takes text alone"
+    )
 
 
 def test_media_before_an_answer_that_is_continued_are_of_the_newest_turn(scripted: LocalServer) -> None:

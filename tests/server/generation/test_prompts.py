@@ -6,7 +6,7 @@ from threading import Event
 from waiting import until_async
 
 from engine_server.engine.loop.turns import sender
-from engine_server.server.generation.prompts import LONG_TEXT, THREADS, run_by_size
+from engine_server.server.generation.threads import LONG_TEXT, THREADS, run_by_size
 
 
 async def test_long_texts_of_one_sender_do_not_delay_the_first_of_another() -> None:

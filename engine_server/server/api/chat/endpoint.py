@@ -28,13 +28,13 @@ def routes(host: EngineHost) -> APIRouter:
     @router.post("/v1/chat/completions", response_model=None)
     @openapi.body(ChatRequest, ChatCompletion, streamed=True)
     async def post_chat_completions(request: Request) -> Response:
-        body = parse_request(ChatRequest, await request.body())
+        body = parse_request(ChatRequest, await request.body(), host.model.takes_pictures)
         return await create_answer(host.model, body, request.headers, renderer)
 
     @router.post("/v1/chat/completions/batch", response_model=None)
     @openapi.body(BatchChatRequest, ChatCompletion)
     async def post_chat_completions_batch(request: Request) -> Response:
-        body = parse_request(BatchChatRequest, await request.body())
+        body = parse_request(BatchChatRequest, await request.body(), host.model.takes_pictures)
         return await create_answer(host.model, body, request.headers, renderer)
 
     return router

@@ -33,6 +33,7 @@ class ChatInput(ApiRequest):
     chat_template: str | None = None
 
     media_io_kwargs: Annotated[Any, only({})] = None
+    mm_processor_kwargs: Annotated[Any, only({})] = None
 
     def check_combinations(self) -> None:
         super().check_combinations()

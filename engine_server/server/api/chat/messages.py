@@ -3,16 +3,26 @@
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
-from engine_server.server.api.content import Content, at, read_content
-from engine_server.server.api.fields import Items, call_arguments, only
-from engine_server.server.conversation.history.turns import Call, Part, Result, Thinking, Turn, joined
+from engine_server.server.api import pictures
+from engine_server.server.api.content import at, read_content
+from engine_server.server.api.fields import Items, call_arguments, only, takes_pictures
+from engine_server.server.conversation.history.turns import (
+    Call,
+    Content,
+    Part,
+    Result,
+    Thinking,
+    Turn,
+    joined,
+)
 
 
-def message_content(value: object) -> Content:
-    return read_content(value, {"text": "text", "refusal": "refusal"})
+def message_content(value: object, info: ValidationInfo) -> Content:
+    types = pictures.CHAT if takes_pictures(info) else {}
+    return read_content(value, {"text": "text", "refusal": "refusal"}, types)
 
 
 class FunctionCall(BaseModel):
@@ -77,7 +87,7 @@ class Message(BaseModel):
 
     def turn(self, path: str) -> Turn:
         """Return the message as a turn of the conversation. path: that of the message in the body."""
-        content = at(f"{path}.content", self.content)
+        content = at(f"{path}.content", self.content, self.role)
         if self.role == "tool":
             return Turn(self.role, (Result(self.tool_call_id, content, name=self.name),), path=path)
         thought = next(filter(None, (self.reasoning, self.reasoning_content, self.thinking)), None)

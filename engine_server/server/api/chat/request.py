@@ -83,8 +83,6 @@ class ChatFields(GenerationRequest):
     audio: Annotated[Any, only()] = None
     web_search_options: Annotated[Any, only()] = None
     verbosity: Annotated[Any, only("medium")] = None
-    media_io_kwargs: Annotated[Any, only({})] = None
-    mm_processor_kwargs: Annotated[Any, only({})] = None
 
     def check_combinations(self) -> None:
         super().check_combinations()

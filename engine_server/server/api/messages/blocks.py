@@ -9,12 +9,15 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Discriminator,
+    ValidationInfo,
     ValidatorFunctionWrapHandler,
     WrapValidator,
 )
 from pydantic_core import PydanticCustomError
 
-from engine_server.server.api.fields import UNSUPPORTED, Items
+from engine_server.engine.input.sent_picture import SentPicture
+from engine_server.server.api.fields import UNSUPPORTED, Items, takes_pictures
+from engine_server.server.api.pictures import read_source
 
 
 def text_as_block(value: object) -> object:
@@ -59,13 +62,24 @@ class OmittedBlock(TextBlock):
     kind: str
 
 
+class ImageBlock(TextBlock):
+    """A picture, for a model that takes some."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    text: str = ""
+    sent: SentPicture
+
+
 def known_or_omitted(*known: str) -> WrapValidator:
     """Return a validator that reads blocks of other types as text, where they have any, or omits them."""
 
-    def check(value: object, read: ValidatorFunctionWrapHandler) -> Any:
+    def check(value: object, read: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
         kind = value.get("type") if isinstance(value, dict) else None
         if not isinstance(value, dict) or not isinstance(kind, str) or kind in known:
             return read(value)
+        if kind == "image" and takes_pictures(info):
+            return ImageBlock(type="text", sent=read_source(value))
         text = referred_text(value)
         return OmittedBlock(type="text", kind=kind) if text is None else TextBlock(type="text", text=text)
 

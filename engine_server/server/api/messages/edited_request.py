@@ -61,7 +61,8 @@ async def edit_context(
 def check_length(body: MessagesRequest) -> None:
     """Raise ApiError 400 for a conversation that takes too long to count, as it may be longer than the context."""
     rendered = [body.turns, body.chat_template_kwargs or {}]
-    if error := TOKENIZED_BYTES.exceeded(len(msgspec.json.encode(rendered))):
+    # Pictures are no text: nothing of them is counted.
+    if error := TOKENIZED_BYTES.exceeded(len(msgspec.json.encode(rendered, enc_hook=lambda picture: None))):
         raise ApiError(
             ErrorCode.INVALID_VALUE, f"messages with context_management: {error}", param="messages"
         )

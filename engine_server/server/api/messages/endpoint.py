@@ -45,7 +45,7 @@ def routes(host: EngineHost) -> APIRouter:
     @router.post("/v1/messages", response_model=None)
     @openapi.body(MessagesRequest, streamed=True)
     async def post_messages(request: Request) -> Response:
-        body = parse_request(MessagesRequest, await request.body())
+        body = parse_request(MessagesRequest, await request.body(), host.model.takes_pictures)
         edited = await edit_context(host.model, body, request.headers)
         new_renderer = partial(renderer, edited.applied)
         return await create_answer(host.model, edited.body, request.headers, new_renderer)
@@ -53,7 +53,7 @@ def routes(host: EngineHost) -> APIRouter:
     @router.post("/v1/messages/count_tokens", response_model=None)
     @openapi.body(CountTokensRequest, TokenCount)
     async def post_count_tokens(request: Request) -> Response:
-        body = parse_request(CountTokensRequest, await request.body())
+        body = parse_request(CountTokensRequest, await request.body(), host.model.takes_pictures)
         edited = await edit_context(host.model, body, request.headers)
         count = TokenCount(await count_tokens(host.model, edited.body, request.headers))
         if edited.applied is not None:

@@ -9,9 +9,11 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from engine_server.contract.wire.errors import ErrorCode
+from engine_server.server.api.content import placed
 from engine_server.server.api.messages.blocks import (
     Block,
     Content,
+    ImageBlock,
     OmittedBlock,
     RedactedThinkingBlock,
     TextBlock,
@@ -22,6 +24,7 @@ from engine_server.server.api.messages.blocks import (
 from engine_server.server.conversation.history.turns import (
     CONTENT,
     Call,
+    ImagePart,
     Omitted,
     Part,
     Result,
@@ -85,6 +88,8 @@ def parts_of(message: Message, path: str) -> Iterator[Part]:
     """Return the parts of one message. Raises ApiError 400 for a block that its role can't have."""
     for number, block in enumerate(message.content):
         part = part_of(block, f"{path}.content.{number}")
+        if isinstance(part, ImagePart):
+            part = placed(part, message.role)
         if part is None and message.role == "assistant":
             continue
         if not isinstance(part, PARTS[message.role]):
@@ -95,23 +100,28 @@ def parts_of(message: Message, path: str) -> Iterator[Part]:
 def part_of(block: Block, path: str) -> Part | None:
     """Return the part that a block is; None for one that nothing here can read. path: that of the block."""
     match block:
-        case OmittedBlock():
-            return Omitted(block.kind, path)
         case ThinkingBlock():
             return Thinking(block.thinking)
         case ToolUseBlock():
             return Call(block.id, block.name, block.input)
         case ToolResultBlock():
             content = tuple(
-                Omitted(one.kind, f"{path}.content.{number}")
-                if isinstance(one, OmittedBlock)
-                else Text(one.text)
-                for number, one in enumerate(block.content)
+                content_of(one, f"{path}.content.{number}") for number, one in enumerate(block.content)
             )
             return Result(block.tool_use_id, content, bool(block.is_error))
         case RedactedThinkingBlock():
             return None
         case TextBlock():
+            return content_of(block, path)
+
+
+def content_of(block: TextBlock, path: str) -> Text | Omitted | ImagePart:
+    match block:
+        case OmittedBlock():
+            return Omitted(block.kind, path)
+        case ImageBlock():
+            return ImagePart("image", block.sent, path)
+        case _:
             return Text(block.text)
 
 

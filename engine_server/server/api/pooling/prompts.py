@@ -14,7 +14,8 @@ from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.prompts import TokensPrompt
 from engine_server.server.api.tokenizer import require_tokenizer
 from engine_server.server.conversation.chat_prompt import chat_prompt
-from engine_server.server.generation.prompts import run_by_size, tokenize_chat
+from engine_server.server.generation.prompts import tokenize_chat
+from engine_server.server.generation.threads import run_by_size
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:

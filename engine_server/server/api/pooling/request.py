@@ -70,4 +70,4 @@ class InputRequest(ChatInput, PoolingRequest):
         if self.input is not None and self.messages is not None:
             raise ApiError(ErrorCode.INVALID_VALUE, "input and messages exclude each other", param="messages")
         if media := media_of(self.turns):
-            raise refuse_media(media[0].part)
+            raise refuse_media(media[0].part, "the model pools")

@@ -19,7 +19,7 @@ from engine_server.requests.outputs import (
     PoolingOutput,
     ScoringOutput,
 )
-from engine_server.server.generation.prompts import run_by_size
+from engine_server.server.generation.threads import run_by_size
 from engine_server.server.http.built_answer import reserve
 from engine_server.server.http.errors import ApiError
 

@@ -12,15 +12,26 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     PlainValidator,
+    ValidationInfo,
     ValidatorFunctionWrapHandler,
     WrapValidator,
 )
 from pydantic_core import PydanticCustomError
 
-from engine_server.server.api.content import Content, at, read_content
-from engine_server.server.api.fields import UNSUPPORTED, Items, call_arguments
+from engine_server.server.api import pictures
+from engine_server.server.api.content import at, read_content
+from engine_server.server.api.fields import UNSUPPORTED, Items, call_arguments, takes_pictures
 from engine_server.server.api.responses.tools import CUSTOM_PARAMETER, template_name
-from engine_server.server.conversation.history.turns import Call, Omitted, Part, Result, Text, Thinking, Turn
+from engine_server.server.conversation.history.turns import (
+    Call,
+    Content,
+    Omitted,
+    Part,
+    Result,
+    Text,
+    Thinking,
+    Turn,
+)
 
 KNOWN_ITEMS = (
     "message",
@@ -46,8 +57,8 @@ def typed_item(value: object) -> object:
     return value | {"type": kind}
 
 
-def item_content(value: object) -> Content:
-    return read_content(value, TEXT_FIELDS)
+def item_content(value: object, info: ValidationInfo) -> Content:
+    return read_content(value, TEXT_FIELDS, pictures.RESPONSES if takes_pictures(info) else {})
 
 
 ItemContent = Annotated[Content, PlainValidator(item_content)]
@@ -186,9 +197,9 @@ def parts_of(item: Item, path: str) -> Sequence[Part]:
         case OmittedItem():
             return [Omitted(item.kind, path)]
         case MessageItem():
-            return at(f"{path}.content", item.content)
+            return at(f"{path}.content", item.content, item.role)
         case CallOutputItem():
-            return [Result(item.call_id, at(f"{path}.output", item.output))]
+            return [Result(item.call_id, at(f"{path}.output", item.output, "tool"))]
         case ReasoningItem():
             return [Thinking(item.text)] if item.text else []
         case FunctionCallItem() | CustomCallItem():

@@ -53,8 +53,8 @@ from engine_server.server.generation.events import (
     ToolCall,
 )
 from engine_server.server.generation.parts import join_parts
-from engine_server.server.generation.prompts import run_by_size
 from engine_server.server.generation.render import Renderer
+from engine_server.server.generation.threads import run_by_size
 from engine_server.server.http.errors import ApiError
 
 if TYPE_CHECKING:

@@ -15,9 +15,13 @@ from engine_server.server.conversation.derivation.probes import TOOLS, Probes, U
 from engine_server.server.conversation.derivation.proof import prove
 from engine_server.server.conversation.derivation.reasoning import derive_reasoning
 from engine_server.server.conversation.formats import fitted, formats_in, written_formats
-from engine_server.server.conversation.template.capabilities import ALL_CAPABILITIES, Capabilities
+from engine_server.server.conversation.template.capabilities import (
+    ALL_CAPABILITIES,
+    Capabilities,
+    ShownPictures,
+)
 from engine_server.server.conversation.template.chat_template import ChatTemplate
-from engine_server.server.conversation.template.probe import capabilities_of
+from engine_server.server.conversation.template.probe import capabilities_of, shown_pictures
 
 # What was not asked for, since an earlier source has a form.
 NOT_NEEDED = NotDerived("a written format reads the template's answers")
@@ -34,6 +38,7 @@ class TemplateFacts(msgspec.Struct, frozen=True, kw_only=True):
     # The delimiters of the reasoning; None for a template without any.
     reasoning: tuple[str, str] | None = None
     capabilities: Capabilities = ALL_CAPABILITIES
+    pictures: ShownPictures = ShownPictures(users=False, results=None)
     # What follows an answer; None for a template that prints none.
     end: PrintedEnd | None = None
 
@@ -59,12 +64,14 @@ def facts_of(template: ChatTemplate) -> TemplateFacts:
         form = NotDerived(reason)
     elif written is None:
         form = derive_printed(printed)
+    capabilities = capabilities_of(template)
     return TemplateFacts(
         written=written,
         form=form,
         refuted=refuted,
         reasoning=pair,
-        capabilities=capabilities_of(template),
+        capabilities=capabilities,
+        pictures=shown_pictures(template, capabilities),
         end=printed_end(template.probe),
     )
 

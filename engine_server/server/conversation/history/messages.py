@@ -11,8 +11,15 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 from engine_server.server.conversation.calls.form import CallForm
+from engine_server.server.conversation.history.pictures import (
+    pictures_of,
+    with_moved_pictures,
+    with_omitted_pictures,
+)
 from engine_server.server.conversation.history.turns import (
     Call,
+    Content,
+    ImagePart,
     Omitted,
     Part,
     Result,
@@ -20,13 +27,14 @@ from engine_server.server.conversation.history.turns import (
     Thinking,
     Turn,
     joined,
+    runs,
 )
 from engine_server.server.conversation.history.words import (
     calls_in_words,
     result_in_words,
     with_described_tools,
 )
-from engine_server.server.conversation.template.capabilities import Capabilities, Kind
+from engine_server.server.conversation.template.capabilities import Capabilities, Kind, ShownPictures
 
 Message = dict[str, Any]
 # Roles whose turns say how to answer.
@@ -34,6 +42,8 @@ INSTRUCTING = ("system", "developer")
 # The kinds of the parts of an answer, in the order in which templates print them.
 KINDS: dict[type, Kind] = {Thinking: "thinking", Text: "text", Omitted: "text", Call: "calls"}
 ORDER: tuple[Kind, ...] = ("thinking", "text", "calls")
+# Of a template that is not probed.
+SHOWN_PICTURES = ShownPictures()
 SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 
 
@@ -45,19 +55,35 @@ class Lost(NamedTuple):
     type: str
 
 
+class TemplateMessages(NamedTuple):
+    """The messages of a conversation."""
+
+    messages: list[Message]
+    # What the template doesn't print.
+    lost: list[Lost]
+    # Those of the parts of messages that are pictures, in their order.
+    pictures: list[ImagePart]
+
+
 def template_messages(
     turns: Sequence[Turn],
     capabilities: Capabilities,
     form: CallForm | None,
     described: Sequence[dict[str, Any]] = (),
-) -> tuple[list[Message], list[Lost]]:
-    """Return the messages of a conversation, and what the template doesn't print of it.
+    shown: ShownPictures = SHOWN_PICTURES,
+) -> TemplateMessages:
+    """Return the messages of a conversation.
 
     form: that of calls, as which they are text where the template prints none; None: not known. described: tools that
-    the system's message describes in words.
+    the system's message describes in words. shown: the turns in which the template prints pictures.
     """
     if not capabilities.results:
         turns = [results_as_user(turn) if turn.role == "tool" else turn for turn in turns]
+    elif shown.results == "after":
+        turns = with_moved_pictures(turns)
+    omitted = pictures_of(turns) if shown.results is None else []
+    if omitted:
+        turns = with_omitted_pictures(turns)
     turns = with_described_tools(with_joined_instructions(turns, capabilities), described)
     turns = alternating(with_placed_instructions(turns, capabilities), capabilities)
     if capabilities.calls and not capabilities.several_calls:
@@ -66,12 +92,15 @@ def template_messages(
     messages = [
         message for turn in turns for part in divided(turn, capabilities) for message in writer.write(part)
     ]
-    return messages, writer.lost
+    lost = [Lost(picture.path, picture.type) for picture in omitted]
+    return TemplateMessages(messages, lost + writer.lost, writer.pictures)
 
 
 def results_as_user(turn: Turn) -> Turn:
     """Return results as a turn of the user."""
-    parts = (result_in_words(part) if isinstance(part, Result) else part for part in turn.parts)
+    parts: list[Part] = []
+    for part in turn.parts:
+        parts += result_in_words(part) if isinstance(part, Result) else [part]
     return replace(turn, role="user", parts=tuple(parts), name=None)
 
 
@@ -183,7 +212,7 @@ def division_of(parts: Sequence[Part], capabilities: Capabilities) -> list[list[
 class MessageWriter:
     """Writes the turns of one conversation, in their order.
 
-    lost: the parts that are not printed.
+    lost: the parts that are not printed. pictures: those in the messages so far, in their order.
     """
 
     def __init__(self, capabilities: Capabilities, form: CallForm | None) -> None:
@@ -194,12 +223,13 @@ class MessageWriter:
         self._names: dict[str, str] = {}
         self._num_calls = 0
         self.lost: list[Lost] = []
+        self.pictures: list[ImagePart] = []
 
     def write(self, turn: Turn) -> list[Message]:
         results = [part for part in turn.parts if isinstance(part, Result)]
         if results:
             return [self._result(result) for result in results]
-        message: Message = {"role": turn.role, "content": self._content(turn.text)}
+        message: Message = {"role": turn.role, "content": self._content(turn.content)}
         if turn.name is not None:
             message["name"] = turn.name
         thoughts = [part.text for part in turn.parts if isinstance(part, Thinking)]
@@ -212,16 +242,24 @@ class MessageWriter:
                 self.lost.append(Lost(turn.path, "text"))
         elif calls and self._form is not None:
             texts = [Text(turn.text)] if turn.text else []
-            message["content"] = self._content(joined((*texts, calls_in_words(calls, self._form))))
+            message["content"] = self._content((*texts, calls_in_words(calls, self._form)))
         elif calls:
             self.lost.append(Lost(turn.path, "tool_calls"))
         return [message]
 
-    def _content(self, text: str) -> Any:
-        return [{"type": "text", "text": text}] if self._capabilities.content == "parts" else text
+    def _content(self, content: Content) -> Any:
+        pictures = [part for part in content if isinstance(part, ImagePart)]
+        self.pictures += pictures
+        if not pictures and self._capabilities.content == "text":
+            return joined(content)
+        parts = runs(content) or [Text("")]
+        return [
+            {"type": "image"} if isinstance(part, ImagePart) else {"type": "text", "text": part.text}
+            for part in parts
+        ]
 
     def _result(self, result: Result) -> Message:
-        message: Message = {"role": "tool", "content": self._content(result.text)}
+        message: Message = {"role": "tool", "content": self._content(result.printed)}
         if result.id is not None:
             message["tool_call_id"] = self._ids.get(result.id) or self._id(result.id, "")
         name = self._names.get(result.id or "") if result.name is None else result.name

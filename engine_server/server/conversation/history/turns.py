@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
+
+from engine_server.engine.input.sent_picture import SentPicture
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,25 @@ class Omitted:
     @property
     def text(self) -> str:
         return f"[{self.type.removeprefix('input_').removesuffix('_url')[:64]} omitted]"
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePart:
+    """A picture for the model, in a turn of the user or in a tool's result."""
+
+    # The client's name of its kind, and its path in the body.
+    type: str
+    sent: SentPicture
+    path: str = ""
+
+    @property
+    def note(self) -> Omitted:
+        """What stands in its place where the model can't take it."""
+        return Omitted(self.type, self.path)
+
+    @property
+    def text(self) -> str:
+        return self.note.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +71,26 @@ class Result:
     """The result of a tool call."""
 
     id: str | None
-    content: tuple[Text | Omitted, ...]
+    content: Content
     is_error: bool = False
     # Of the tool, if the client says it.
     name: str | None = None
 
     @property
-    def text(self) -> str:
-        text = joined(self.content)
-        # Templates have no other place for the flag.
-        return f"Error: {text}" if self.is_error else text
+    def printed(self) -> Content:
+        """Its content with the flag, for which templates have no other place."""
+        if not self.is_error:
+            return self.content
+        first, *others = runs(self.content) or [Text("")]
+        if isinstance(first, ImagePart):
+            return (Text("Error:"), *self.content)
+        return (replace(first, text=f"Error: {first.text}"), *others)
 
 
-Part = Text | Omitted | Thinking | Call | Result
-CONTENT = (Text, Omitted)
+# Parts of any turn.
+Content = tuple[Text | Omitted | ImagePart, ...]
+CONTENT = (Text, Omitted, ImagePart)
+Part = Text | Omitted | ImagePart | Thinking | Call | Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +105,7 @@ class Turn:
     path: str = ""
 
     @property
-    def content(self) -> tuple[Text | Omitted, ...]:
+    def content(self) -> Content:
         return tuple(part for part in self.parts if isinstance(part, CONTENT))
 
     @property
@@ -85,9 +113,18 @@ class Turn:
         return joined(self.content)
 
 
-def joined(content: tuple[Text | Omitted, ...]) -> str:
+def joined(content: Sequence[Text | Omitted | ImagePart]) -> str:
     """Return content as one text: parts are joined by line ends."""
     return "\n".join(part.text for part in content)
+
+
+def runs(content: Content) -> list[Text | ImagePart]:
+    """Return content with one text in the place of those that follow each other."""
+    found: list[Text | ImagePart] = []
+    for _, group in groupby(content, key=lambda part: isinstance(part, ImagePart)):
+        parts = list(group)
+        found += [part for part in parts if isinstance(part, ImagePart)] or [Text(joined(parts))]
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

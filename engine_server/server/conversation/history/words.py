@@ -9,7 +9,7 @@ from typing import Any
 
 from engine_server.server.conversation.calls.form import CallForm
 from engine_server.server.conversation.calls.written import write_calls
-from engine_server.server.conversation.history.turns import Call, Result, Text, Turn
+from engine_server.server.conversation.history.turns import Call, Content, Result, Text, Turn
 
 # In the words with which the models of the Hermes format are trained.
 DESCRIPTION = """You may call one or more functions to help with the user's request.
@@ -37,8 +37,8 @@ def with_described_tools(turns: Sequence[Turn], tools: Sequence[dict[str, Any]])
     return [Turn("system", (description,)), *turns]
 
 
-def result_in_words(result: Result) -> Text:
-    return Text(f"<tool_response>\n{result.text}\n</tool_response>")
+def result_in_words(result: Result) -> Content:
+    return (Text("<tool_response>"), *(result.printed or [Text("")]), Text("</tool_response>"))
 
 
 def calls_in_words(calls: Sequence[Call], form: CallForm) -> Text:

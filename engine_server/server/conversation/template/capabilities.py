@@ -54,5 +54,13 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     calls_in_turns: bool = True
 
 
+class ShownPictures(msgspec.Struct, frozen=True):
+    """The turns in which a chat template prints pictures as parts of lists. The defaults: all that may have some."""
+
+    users: bool = True
+    # In results of tools, or in a turn of the user after them; None: in neither.
+    results: Literal["in", "after"] | None = "in"
+
+
 # Of a template that is not probed.
 ALL_CAPABILITIES = Capabilities()

@@ -15,6 +15,7 @@ from engine_server.server.conversation.template.capabilities import (
     Field,
     IdForm,
     Kind,
+    ShownPictures,
 )
 from engine_server.server.conversation.template.chat_template import ChatTemplate, TemplateRefusedError
 
@@ -27,6 +28,8 @@ IDS: dict[IdForm, str] = {
     "numbered": f"functions.{NAME}:0",
     "numbered_in_answer": f"functions.{NAME}:0",
 }
+# A list of parts as Python or JSON writes it, which a template prints that takes texts alone.
+REPR = re.compile(r"""['"]type['"]: ?['"]image['"]""")
 SENTINEL = re.compile(r"probe\d+z")
 TOOL = {
     "type": "function",
@@ -73,6 +76,24 @@ def capabilities_of(template: ChatTemplate) -> Capabilities:
     )
 
 
+def shown_pictures(template: ChatTemplate, capabilities: Capabilities) -> ShownPictures:
+    """Return the turns in which a template prints pictures."""
+    probe = Probe(template)
+    probe.content, probe.arguments, probe.ids = (
+        capabilities.content,
+        capabilities.arguments,
+        capabilities.ids,
+    )
+    loop = probe.loop(probe.answer("calls"))
+    users = probe.shows_picture([], user(2))
+    results: Literal["in", "after"] | None = None
+    if capabilities.results and probe.shows_picture(loop[:-1], loop[-1]):
+        results = "in"
+    elif users and (not capabilities.results or probe.shows_picture(loop, user(2))):
+        results = "after"
+    return ShownPictures(users, results)
+
+
 def said(role: str, number: int) -> Message:
     return {"role": role, "content": f"probe{number}z"}
 
@@ -103,7 +124,12 @@ class Probe:
     def render(self, messages: list[Message]) -> str | None:
         """Return a conversation as text; None if the template refuses it."""
         if self.content == "parts":
-            messages = [in_parts(message) if message.get("content") else message for message in messages]
+            messages = [
+                in_parts(message)
+                if isinstance(message.get("content"), str) and message["content"]
+                else message
+                for message in messages
+            ]
         try:
             return self._template.probe(messages, self._tools, opens=messages[-1]["role"] != "assistant")
         except TemplateRefusedError:
@@ -121,6 +147,15 @@ class Probe:
     def has(self, messages: list[Message]) -> bool:
         """Return True if a conversation's text has all of its sentinels, in any order."""
         return set(SENTINEL.findall(json.dumps(messages))) <= set(self.sentinels(messages))
+
+    def shows_picture(self, history: list[Message], message: Message) -> bool:
+        """Return True if a message's text is printed as it is beside a picture, and the picture as something else."""
+        text = {"type": "text", "text": message["content"]}
+        without = self.render([*history, {**message, "content": [text]}])
+        shown = self.render([*history, {**message, "content": [{"type": "image"}, text]}])
+        if without is None or shown is None or REPR.search(shown):
+            return False
+        return message["content"] in shown and shown != without
 
     def answer(self, *kinds: Kind, call: str = CALLED, id: str | None = None) -> Message:
         """Return a turn of the assistant with parts of these kinds."""
