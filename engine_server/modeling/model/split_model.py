@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from engine_server.modeling.attention.interface import UnsupportedModelError
+from engine_server.modeling.loader.backbone import backbone
 from engine_server.modeling.loader.probe import Probe, run
 from engine_server.modeling.loader.refusal import refused_by_name
 from engine_server.modeling.model.held_output import hold_output
@@ -20,7 +21,8 @@ class SplitModel:
     """A model whose decoder and remaining part run separately.
 
     The rest is the model's own forward, in which the decoder returns the given states, so that softcaps, scales and
-    other code between decoder and logits stay transformers' own.
+    other code between decoder and logits stay transformers' own. Of a model that takes pictures, the module around the
+    decoder returns them, since it would look up embeddings first.
     """
 
     def __init__(self, model: PreTrainedModel, first_position: int) -> None:
@@ -35,8 +37,11 @@ class SplitModel:
         positions = np.arange(VERIFIED_TOKENS) + first_position
         with refused_by_name(type(model).__name__):
             expected = run(model, Probe(), positions, model.device, {})[0]
-            self._held = hold_output(self.decoder)
+            body = outermost(model, self.decoder)
+            self._held = hold_output(body)
             states = run(self.decoder, Probe(), positions, model.device, {})
+            if body is not self.decoder:
+                run(body, Probe(), positions, model.device, {})  # the held output is of its class
             logits = self.logits(states[0])
         if not torch.allclose(logits.float(), expected.float(), rtol=1e-2, atol=1e-2, equal_nan=True):
             raise UnsupportedModelError(
@@ -58,6 +63,12 @@ class SplitModel:
         finally:
             self._held.output = None
         return logits
+
+
+def outermost(model: PreTrainedModel, decoder: PreTrainedModel) -> PreTrainedModel:
+    """Return the outermost module that returns a decoder's hidden states; often the decoder itself."""
+    body: PreTrainedModel = backbone(model)
+    return body if decoder in body.modules() else decoder
 
 
 def find_decoder(model: PreTrainedModel) -> PreTrainedModel:
