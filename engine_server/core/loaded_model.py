@@ -120,8 +120,9 @@ class LoadedModel:
             if config.model_config.pooling is not None and config.model_config.pooling.modules:
                 self._modules = self._load_modules(config.model_config.pooling)
                 tensors += self._modules.parameters()
-        with self._memory.taking("encoder of pictures") as tensors:
-            tensors += chain.from_iterable(all_tensors(part.module) for part in encoder)
+        if encoder:
+            with self._memory.taking("encoder of pictures") as tensors:
+                tensors += chain.from_iterable(all_tensors(part.module) for part in encoder)
         if self.has_head:
             with self._memory.taking("draft head") as tensors:
                 self._head = self._load_head(self._model)

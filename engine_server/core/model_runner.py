@@ -152,7 +152,7 @@ class ModelRunner(Runner):
         if ranks.rank == 0:
             left = self.platform.free_memory() >> 20
             logger.info("memory of %s: %s; %d MiB are left", self.device, self.memory, left)
-            if self.facts.refuses_pictures and hasattr(self.model.config, "vision_config"):
+            if self.facts.refuses_pictures and getattr(self.model.config, "vision_config", None) is not None:
                 logger.info("pictures are refused: %s", self.facts.refuses_pictures)
         on_phase("warm up", time.monotonic() - loaded)
 

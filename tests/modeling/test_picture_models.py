@@ -12,7 +12,7 @@ from PIL import Image
 from tiny_pictures import FAMILIES, PATCH, Family, tiny_model
 from torch import Tensor
 
-from engine_server import EngineArgs, LLMEngine, SamplingParams
+from engine_server import EngineArgs, LLMEngine, RequestOutput, SamplingParams
 from engine_server.core.loaded_model import LoadedModel
 from engine_server.modeling.attention.hook import ForwardContext
 from engine_server.modeling.attention.interface import StepInputs
@@ -24,6 +24,7 @@ from engine_server.modeling.platform.cpu import CpuPlatform
 
 pytestmark = pytest.mark.transformers
 
+Finish = Callable[[LLMEngine], dict[str, RequestOutput]]
 BEFORE, AFTER = [0, 87, 85, 71, 84], [84, 28, 223, 74]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 # What transformers' encoders take.
@@ -78,7 +79,7 @@ def merged_states(loaded: LoadedModel, token_ids: Tensor, rows: Tensor) -> Tenso
         return loaded.states(arguments)
 
 
-def generated(folder: Path, **options: Any) -> list[int]:
+def generated(folder: Path, finish: Finish, **options: Any) -> list[int]:
     """Return the tokens that the engine adds to a prompt of text."""
     engine = LLMEngine.from_engine_args(
         EngineArgs(
@@ -86,10 +87,7 @@ def generated(folder: Path, **options: Any) -> list[int]:
         )
     )
     engine.add_request("text", {"prompt_token_ids": BEFORE + AFTER}, GREEDY)
-    outputs: list[Any] = []
-    while engine.has_unfinished_requests():
-        outputs += engine.step()
-    return [*outputs[-1].outputs[0].token_ids]
+    return [*finish(engine)["text"].outputs[0].token_ids]
 
 
 def continued(folder: Path) -> list[int]:
@@ -132,18 +130,21 @@ def test_rows_differ_between_pictures(family: Family, folder_of: Callable[[Famil
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_text_alone_gives_the_tokens_of_transformers(
-    family: Family, folder_of: Callable[[Family], Path]
+    family: Family, folder_of: Callable[[Family], Path], finish: Finish
 ) -> None:
     folder = folder_of(family)
-    assert generated(folder) == continued(folder)
+    assert generated(folder, finish) == continued(folder)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_language_model_only_loads_no_encoder(family: Family, folder_of: Callable[[Family], Path]) -> None:
+def test_language_model_only_loads_no_encoder(
+    family: Family, folder_of: Callable[[Family], Path], finish: Finish
+) -> None:
     folder = folder_of(family)
     loaded = load(folder, language_model_only=True)
     assert not encoder_parts(loaded.model)
-    assert generated(folder, language_model_only=True) == continued(folder)
+    assert "language_model_only" in loaded.refuses_pictures
+    assert generated(folder, finish, language_model_only=True) == continued(folder)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,5 +1,6 @@
 """Models with encoders that take no pictures here: why, and that they are served as text."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import transformers
 from tiny_pictures import TEXT, VISION, tiny_model
 from torch import Tensor, nn
 
-from engine_server import EngineArgs, LLMEngine, SamplingParams
+from engine_server import EngineArgs, LLMEngine, RequestOutput, SamplingParams
 from engine_server.modeling.loader.sample import copy_with_encoder
 from engine_server.modeling.model.picture_encoder import picture_rows
 from engine_server.modeling.model.picture_trial import agrees_with_transformers
@@ -84,27 +85,25 @@ def test_trial_finds_models_in_which_a_picture_acts_by_more_than_its_embeddings(
 
 @pytest.mark.parametrize("model_type", REFUSED)
 def test_model_that_takes_no_pictures_is_served_as_text_without_its_encoder(
-    model_type: str, tmp_path: Path
+    model_type: str, tmp_path: Path, finish: Callable[[LLMEngine], dict[str, RequestOutput]]
 ) -> None:
     model = save_model(model_type, tmp_path)
     engine = start(tmp_path)
     assert REFUSED[model_type][2] in engine.config.model_config.refuses_pictures
-    assert not engine.config.device_config.memory_bytes["encoder_of_pictures"]
+    assert "encoder_of_pictures" not in engine.config.device_config.memory_bytes
     engine.add_request(
         "text",
         {"prompt_token_ids": PROMPT},
         SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True),
     )
-    outputs: list[Any] = []
-    while engine.has_unfinished_requests():
-        outputs += engine.step()
+    found = finish(engine)["text"].outputs[0].token_ids
     prompt = torch.tensor([PROMPT])
     with torch.inference_mode():
         expected = model.generate(
             input_ids=prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=12, min_new_tokens=12,
             do_sample=False,
         )  # fmt: skip
-    assert [*outputs[-1].outputs[0].token_ids] == expected[0, len(PROMPT) :].tolist()
+    assert [*found] == expected[0, len(PROMPT) :].tolist()
 
 
 def test_model_without_a_processor_says_so(tmp_path: Path) -> None:
