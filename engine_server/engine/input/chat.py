@@ -8,6 +8,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
+from engine_server.contract.base.bounds import PICTURES
 from engine_server.contract.base.quoting import quote, shorten
 from engine_server.engine.input.picture_parts import read_image_url
 from engine_server.engine.input.pictures import PendingPictures
@@ -40,6 +41,8 @@ def chat_prompt(processor: Processor, conversation: Conversation, options: Mappi
     if any(isinstance(message.get("content"), list) for message in conversation):
         conversation = [_with_image_parts(message, pictures, media is not None) for message in conversation]
         conversation = _fit_parts(tokenizer, conversation, options)
+    if error := PICTURES._replace(limit=processor.config.max_pictures).exceeded(len(pictures)):
+        raise InvalidRequestError(error, "messages")
     if media is None:
         text = _rendered(tokenizer, conversation, options)
         # The template adds the special tokens itself.

@@ -170,6 +170,14 @@ def test_other_parts_are_refused(tokenizer: Any, part: Any, message: str) -> Non
         chat_prompt(processor_of(tokenizer, FakePictures("<image>")), ask(part), OPENED)
 
 
+def test_too_many_pictures_are_refused(tokenizer: Any) -> None:
+    processor = processor_of(tokenizer, FakePictures("<image>"))
+    most = [{"type": "image", "image": b"a"}] * processor.config.max_pictures
+    assert len(render_chat(processor, ask(*most), OPENED)["pictures"]) == 64
+    with pytest.raises(InvalidRequestError, match="there are 65 pictures; at most 64 are allowed"):
+        render_chat(processor, ask(*most, most[0]), OPENED)
+
+
 def test_template_that_prints_no_pictures_is_named(tokenizer: Any) -> None:
     processor = processor_of(tokenizer, FakePictures("<image>"))
     template = {"chat_template": "{% for m in messages %}{{ m.role }}{% endfor %}"}
