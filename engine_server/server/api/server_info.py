@@ -35,8 +35,10 @@ def routes(host: EngineHost) -> APIRouter:
 
     @router.get("/server_info", response_model=None)
     async def get_server_info() -> Response:
-        """Return the settings of model, cache and scheduler, without secrets."""
-        return JSONResponse({"version": VERSION, "vllm_config": describe(host.model.engine.config)})
+        """Return the settings of model, cache and scheduler, without secrets, and why it takes no pictures."""
+        model = host.model
+        shown = {"version": VERSION, "refuses_pictures": model.refuses_pictures or None}
+        return JSONResponse({**shown, "vllm_config": describe(model.engine.config)})
 
     return router
 

@@ -342,6 +342,11 @@ def test_models_name_what_they_take(server: LocalServer, scripted: LocalServer) 
     assert scripted.get("/v1/models").json["data"][0]["input_modalities"] == ["text"]
 
 
+def test_server_says_why_it_takes_no_pictures(server: LocalServer, scripted: LocalServer) -> None:
+    assert server.get("/server_info").json["refuses_pictures"] is None
+    assert scripted.get("/server_info").json["refuses_pictures"] == "the model takes text alone"
+
+
 def test_context_edits_keep_pictures_and_clear_those_of_results(server: LocalServer) -> None:
     turns = [
         user(MESSAGES, picture(MESSAGES, b"abc")),
