@@ -66,8 +66,8 @@ def save_model(model_type: str, folder: Path) -> Any:
 def start(folder: Path, **options: Any) -> LLMEngine:
     return LLMEngine.from_engine_args(
         EngineArgs(
-            model=str(folder), dtype="float32", skip_tokenizer_init=True, num_gpu_blocks_override=64,
-            disable_log_stats=True, **options,
+            model=str(folder), dtype="float32", num_gpu_blocks_override=64, disable_log_stats=True,
+            **{"skip_tokenizer_init": True, **options},
         )
     )  # fmt: skip
 
@@ -114,7 +114,7 @@ def test_model_without_a_processor_says_so(tmp_path: Path) -> None:
 
 
 def test_model_that_takes_pictures_refuses_nothing(tmp_path: Path) -> None:
-    config = start(tiny_model("llava", tmp_path)).config
+    config = start(tiny_model("llava", tmp_path), skip_tokenizer_init=False).config
     assert not config.model_config.refuses_pictures
     assert config.device_config.memory_bytes["encoder_of_pictures"]
 

@@ -22,9 +22,10 @@ class StartedPictures:
 
     def settled(self, facts: StartFacts) -> StartedPictures:
         """Return what stays once the core has loaded the model, which may refuse pictures."""
-        if not facts.refuses_pictures or self.pictures is None:
+        if not facts.refuses_pictures:
             return self
-        self.pictures.close()
+        if self.pictures is not None:
+            self.pictures.close()
         return StartedPictures(refusal=facts.refuses_pictures)
 
     def facts(self, facts: StartFacts) -> StartFacts:

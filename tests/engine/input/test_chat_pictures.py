@@ -173,9 +173,9 @@ def test_other_parts_are_refused(tokenizer: Any, part: Any, message: str) -> Non
 def test_too_many_pictures_are_refused(tokenizer: Any) -> None:
     processor = processor_of(tokenizer, FakePictures("<image>"))
     most = [{"type": "image", "image": b"a"}] * processor.config.max_pictures
-    assert len(render_chat(processor, ask(*most), OPENED)["pictures"]) == 64
+    assert len(chat_prompt(processor, ask(*most), OPENED)["pictures"]) == 64
     with pytest.raises(InvalidRequestError, match="there are 65 pictures; at most 64 are allowed"):
-        render_chat(processor, ask(*most, most[0]), OPENED)
+        chat_prompt(processor, ask(*most, most[0]), OPENED)
 
 
 def test_template_that_prints_no_pictures_is_named(tokenizer: Any) -> None:
@@ -218,9 +218,9 @@ def test_prompt_with_pictures_is_refused_where_it_has_no_use(tokenizer: Any) -> 
 
 def test_text_has_no_token_of_a_picture(tokenizer: Any) -> None:
     processor = processor_of(tokenizer, FakePictures("<image>"))
-    request, _ = processor.process("a<image>b", SamplingParams())
-    assert tokenizer.convert_tokens_to_ids("<image>") not in request.prompt_token_ids
-    assert tokenizer.decode(request.prompt_token_ids) == "a<image>b"
+    _, token_ids, _ = processor.process("a<image>b", SamplingParams())
+    assert tokenizer.convert_tokens_to_ids("<image>") not in token_ids
+    assert tokenizer.decode(token_ids) == "a<image>b"
 
 
 def test_tokenizer_without_a_template_takes_its_processors(tokenizer: Any, tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def ask(server: LocalServer, path: str, *turns: dict[str, Any], **fields: Any) -
 
 
 def ids_of(server: LocalServer) -> list[int]:
-    return list(server.core.requests[-1].prompt_token_ids)
+    return list(server.core.requests[-1].token_ids())
 
 
 def prompt_of(server: LocalServer) -> str:
@@ -226,7 +226,7 @@ def test_strings_of_media_tokens_are_text_in_all_that_a_conversation_has(server:
         variables={"extra": written},
         template=template,
     )
-    prompt = render_chat(processor, chat, None, None)
+    prompt = render_chat(processor, chat, None, None, None)
     assert processor.media is not None
     assert prompt.tokens["prompt_token_ids"].count(processor.media.image_token_id) == 1
     assert prompt.tokens["prompt"] == chat.render(processor.tokenizer, None)[0]
@@ -266,7 +266,7 @@ def test_too_many_pictures_are_refused(server: LocalServer, path: str) -> None:
     assert ask(server, path, user(path, *[picture(path, b"a")] * MOST)).status == 200
     answer = ask(server, path, user(path, *[picture(path, b"a")] * (MOST + 1)))
     assert answer.status == 400
-    assert "there are 4 pictures; at most 3 are allowed" in answer.json["error"]["message"]
+    assert "there are 4 pictures in a request; at most 3 are allowed" in answer.json["error"]["message"]
 
 
 @each_api
