@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from engine_server.requests.errors import InvalidRequestError
+from engine_server.requests.picture_stats import PictureStats
 from engine_server.requests.pictures import Picture, ProcessedPicture
 
 BROKEN = b"broken"
@@ -33,6 +34,9 @@ class FakePictures:
 
     def replacement(self, digest: str) -> str | None:
         return self._known.get(digest)
+
+    def take_stats(self) -> PictureStats:
+        return PictureStats()
 
     def measure(self, pictures: Sequence[Picture], caller: str | None) -> Future[Any]:
         done: Future[Any] = Future()

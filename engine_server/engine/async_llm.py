@@ -101,12 +101,9 @@ class AsyncLLM(CoreOperations):
                 self._core.send(vocabulary)
             started = start_pictures(model)
             garbage.settle()
-            facts = self._core.wait_until_ready(on_phase, on_load).facts
-            started = started.settled(facts)
-            self.config = config.as_started(started.facts(facts))
-            self._front_end = FrontEnd(self.config, tokenizer, vocabulary, log_stats, stat_loggers)
-            if started.pictures is not None:
-                self._front_end.take_pictures(started.pictures)
+            pictures, facts = started.settled(self._core.wait_until_ready(on_phase, on_load).facts)
+            self.config = config.as_started(facts)
+            self._front_end = FrontEnd(self.config, tokenizer, vocabulary, log_stats, stat_loggers, pictures)
         except BaseException:
             if self._finalizer.detach():
                 self._core.shutdown()

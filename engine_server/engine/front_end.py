@@ -36,6 +36,7 @@ from engine_server.requests.messages import (
     Vocabulary,
 )
 from engine_server.requests.outputs import Output
+from engine_server.requests.picture_stats import PictureStats
 from engine_server.requests.pictures import ProcessedPicture
 from engine_server.requests.scheduler_stats import SchedulerStats
 from engine_server.requests.structured_outputs import StructuredOutputsParams
@@ -62,8 +63,9 @@ class FrontEnd:
         vocabulary: Vocabulary | None,
         log_stats: bool,
         stat_loggers: StatLoggers | None,
+        pictures: Pictures | None = None,
     ) -> None:
-        """vocabulary: None if the engine can't follow grammars."""
+        """vocabulary: None if the engine can't follow grammars. pictures: None if prompts have none."""
         self.tokenizer = tokenizer
         self.config = config.scheduler_config
         self.lora = config.lora_config
@@ -81,6 +83,8 @@ class FrontEnd:
         self._trials = GrammarTrials(vocabulary) if vocabulary else None
         self.traces = config.observability_config.otlp_traces_endpoint is not None
         self.loggers = create_loggers(config, log_stats, stat_loggers)
+        if pictures is not None:
+            self.take_pictures(pictures)
 
     def take_pictures(self, pictures: Pictures) -> None:
         """Take pictures in prompts. Raises ValueError for a tokenizer that has no token for them."""
@@ -242,7 +246,12 @@ class FrontEnd:
 
         stalls: stalls of the event loop since the last call, in seconds.
         """
-        stats = IterationStats(event_loop_stalls=list(stalls), prompts=self.processor.times.take())
+        media = self.processor.media
+        stats = IterationStats(
+            event_loop_stalls=list(stalls),
+            prompts=self.processor.times.take(),
+            pictures=PictureStats() if media is None else media.pictures.take_stats(),
+        )
         outputs, aborts = self.requests.process(steps, stats)
         self.loggers.record(scheduler_stats, stats)
         return outputs, aborts

@@ -87,14 +87,12 @@ class LLMEngine:
             prompt_adapter_config,
         ).with_executor(executor_class)  # fmt: skip
         self._core = EngineCore(config, lambda name, seconds: logger.info("%s: %.1f s", name, seconds))
-        started = start_pictures(model_config).settled(self._core.facts)
-        self.config = config.as_started(started.facts(self._core.facts))
+        pictures, facts = start_pictures(model_config).settled(self._core.facts)
+        self.config = config.as_started(facts)
         vocabulary = model_vocabulary(tokenizer, model_config)
         if vocabulary is not None:
             self._core.handle(vocabulary)
-        self._front_end = FrontEnd(self.config, tokenizer, vocabulary, log_stats, stat_loggers)
-        if started.pictures is not None:
-            self._front_end.take_pictures(started.pictures)
+        self._front_end = FrontEnd(self.config, tokenizer, vocabulary, log_stats, stat_loggers, pictures)
         logger.info("engine ready for %s", usage_context.value)
 
     @classmethod

@@ -4,7 +4,6 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,6 +27,7 @@ from engine_server.pictures.messages import (
     decode_reply,
 )
 from engine_server.requests.errors import InvalidRequestError
+from engine_server.requests.picture_stats import PictureStats
 from engine_server.requests.pictures import Picture, ProcessedPicture
 
 MOST_FORKS = 4
@@ -42,18 +42,6 @@ ENVIRONMENT = {
     # Huge pages: a fork's memory is new to it, and small ones cost a third of its time.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
-
-
-@dataclass(slots=True)
-class PictureCounts:
-    """Pictures by outcome."""
-
-    processed: int = 0
-    # That these took in their forks.
-    seconds: float = 0.0
-    refused: int = 0
-    # Whose replacement text was remembered.
-    remembered: int = 0
 
 
 Outcome = Description | Measured | ProcessedPicture
@@ -77,7 +65,7 @@ class Pictures(ForkedTasks[Outcome]):
         # By digest, the least recently used first.
         self._replacements: OrderedDict[str, str] = OrderedDict()
         self._characters = 0
-        self.counts = PictureCounts()
+        self._stats = PictureStats()
         try:
             described = self._submit(b"", Describe(), None).result()
         except WorkerEndedError as error:
@@ -101,8 +89,14 @@ class Pictures(ForkedTasks[Outcome]):
             found = self._replacements.get(digest)
             if found is not None:
                 self._replacements.move_to_end(digest)
-                self.counts.remembered += 1
+                self._stats.remembered += 1
             return found
+
+    def take_stats(self) -> PictureStats:
+        """Return the statistics since the last call."""
+        with self._lock:
+            stats, self._stats = self._stats, PictureStats()
+            return stats
 
     def measure(self, pictures: Sequence[Picture], caller: CallerId) -> Future[Any]:
         """Check the pixels of all pictures that a request has new, before any is decoded.
@@ -137,7 +131,7 @@ class Pictures(ForkedTasks[Outcome]):
             raise UnsupportedPicturesError(reply.message)
         if isinstance(reply, Refused):
             with self._lock:
-                self.counts.refused += 1
+                self._stats.refused += 1
             raise InvalidRequestError(reply.message)
         if isinstance(reply, Description | Measured):
             return reply
@@ -147,8 +141,7 @@ class Pictures(ForkedTasks[Outcome]):
         """Remember a picture's replacement text."""
         if not isinstance(result, ProcessedPicture):
             return
-        self.counts.processed += 1
-        self.counts.seconds += result.seconds
+        self._stats.seconds.append(result.seconds)
         forgotten = self._replacements.pop(digest.hex(), "")
         self._replacements[digest.hex()] = result.replacement
         self._characters += len(result.replacement) - len(forgotten)

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -25,9 +24,10 @@ from engine_server.forks.fork_worker import WorkerEndedError
 from engine_server.modeling.pictures.errors import UnsupportedPicturesError
 from engine_server.modeling.pictures.processor import PictureProcessor
 from engine_server.pictures.messages import Processed, decode_reply
-from engine_server.pictures.pictures import PictureCounts, Pictures
+from engine_server.pictures.pictures import Pictures
 from engine_server.requests.errors import InvalidRequestError, QueueFullError, ShareUsedError
 from engine_server.requests.messages import RawTensor
+from engine_server.requests.picture_stats import PictureStats
 from engine_server.requests.pictures import Picture
 
 pytestmark = pytest.mark.transformers
@@ -97,15 +97,14 @@ def test_reason_is_given_and_the_process_ends_for_a_model_without_processor(tmp_
 
 
 def test_pictures_are_counted_by_outcome(pictures: Pictures) -> None:
-    before = replace(pictures.counts)
+    pictures.take_stats()
     good = numbered(300)
     seconds = pictures.process(good, None).result(SECONDS).seconds
     assert isinstance(pictures.process(sent(b"bad"), None).exception(SECONDS), InvalidRequestError)
     assert pictures.replacement(pictures.digest(good))
-    assert pictures.counts == PictureCounts(
-        before.processed + 1, before.seconds + seconds, before.refused + 1, before.remembered + 1
-    )
     assert seconds > 0
+    assert pictures.take_stats() == PictureStats([seconds], refused=1, remembered=1)
+    assert pictures.take_stats() == PictureStats()
 
 
 def test_replacement_text_is_remembered_by_digest(pictures: Pictures) -> None:

@@ -20,17 +20,13 @@ class StartedPictures:
     pictures: Pictures | None = None
     refusal: str = ""
 
-    def settled(self, facts: StartFacts) -> StartedPictures:
-        """Return what stays once the core has loaded the model, which may refuse pictures."""
-        if not facts.refuses_pictures:
-            return self
-        if self.pictures is not None:
+    def settled(self, facts: StartFacts) -> tuple[Pictures | None, StartFacts]:
+        """Return what stays once the core is ready, which may refuse pictures, and the facts with the reason."""
+        if facts.refuses_pictures and self.pictures is not None:
             self.pictures.close()
-        return StartedPictures(refusal=facts.refuses_pictures)
-
-    def facts(self, facts: StartFacts) -> StartFacts:
-        """Return the facts with the reason."""
-        return msgspec.structs.replace(facts, refuses_pictures=self.refusal)
+        if facts.refuses_pictures:
+            return None, facts
+        return self.pictures, msgspec.structs.replace(facts, refuses_pictures=self.refusal)
 
 
 def start_pictures(config: ModelConfig) -> StartedPictures:

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from typing import Any, Protocol, Self
 
 from engine_server.engine.input.placeholders import KnownPicture
+from engine_server.requests.picture_stats import PictureStats
 from engine_server.requests.pictures import Picture, ProcessedPicture
 
 
@@ -26,6 +27,9 @@ class Pictures(Protocol):
 
     def replacement(self, digest: str) -> str | None:
         """Return the text in the place of a picture's image token, if it is remembered."""
+
+    def take_stats(self) -> PictureStats:
+        """Return the statistics since the last call."""
 
     def measure(self, pictures: Sequence[Picture], caller: str | None) -> Future[Any]:
         """Check the pixels of all new pictures of a request. The future fails with InvalidRequestError."""

@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-
 from engine_server.engine.arguments.picture_limit import picture_limit
 
 
