@@ -15,7 +15,8 @@ class Hashing:
 
     def __init__(self, table: BlockTable, enabled: bool) -> None:
         """enabled: blocks are cached."""
-        self._known = KnownHashes(table.block_size, TIMES_BLOCKS * table.pools[0].num_blocks)
+        num_blocks = max((pool.num_blocks for pool in table.pools), default=0)  # an encoder has none
+        self._known = KnownHashes(table.block_size, TIMES_BLOCKS * num_blocks)
         self._enabled = enabled
         # Blocks that are hashed when the step has hashed enough.
         self._most = SLICE
