@@ -13,6 +13,7 @@ from waiting import until_async
 
 from engine_server.config.start_facts import TEXT_ALONE
 from engine_server.engine.engine_args import AsyncEngineArgs
+from engine_server.engine.input.prompt_times import PromptTimes
 from engine_server.engine.loop.async_stream import AsyncStream
 from engine_server.engine.output.token_texts import TokenTexts
 from engine_server.requests.adapters import LoRARequest
@@ -69,8 +70,9 @@ class ScriptedEngine:
     async def check_health(self) -> None:
         """Be healthy."""
 
-    async def get_input_preprocessor(self) -> None:
-        """Return none: all prompts are tokens."""
+    async def get_input_preprocessor(self) -> Any:
+        """Return what takes the times of prompts, all of which are tokens."""
+        return SimpleNamespace(times=PromptTimes(), media=None)
 
     async def abort(self, request_ids: list[str]) -> None:
         """Nothing runs."""

@@ -142,7 +142,8 @@ def test_all_parts_of_the_core_have_advice() -> None:
         node
         for file in Path(engine_server.core.__path__[0]).rglob("*.py")
         for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("taking", "reserve", "record")
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "attr", "") in ("taking", "reserve", "record", "keep_free")
     ]
     parts = {
         argument.value

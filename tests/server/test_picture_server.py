@@ -20,6 +20,8 @@ from PIL import Image
 from router_process import start_process
 from tiny_pictures import tiny_model
 
+from engine_server.contract.wire.continuation import StreamTerms
+
 QUESTION = "What is it?"
 COLD = {"temperature": 0}
 # Of the tiny model's tokenizer, whose tokens are bytes after three special ones.

@@ -66,9 +66,11 @@ class SplitModel:
 
 
 def outermost(model: PreTrainedModel, decoder: PreTrainedModel) -> PreTrainedModel:
-    """Return the outermost module that returns a decoder's hidden states; often the decoder itself."""
+    """Return the outermost module that returns a decoder's hidden states; beside an encoder not the decoder itself."""
+    if getattr(model.config, "vision_config", None) is None:
+        return decoder
     body: PreTrainedModel = backbone(model)
-    return body if decoder in body.modules() else decoder
+    return body if body is not model and decoder in body.modules() else decoder
 
 
 def find_decoder(model: PreTrainedModel) -> PreTrainedModel:

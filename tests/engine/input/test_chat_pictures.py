@@ -174,7 +174,9 @@ def test_too_many_pictures_are_refused(tokenizer: Any) -> None:
     processor = processor_of(tokenizer, FakePictures("<image>"))
     most = [{"type": "image", "image": b"a"}] * processor.config.max_pictures
     assert len(chat_prompt(processor, ask(*most), OPENED)["pictures"]) == 64
-    with pytest.raises(InvalidRequestError, match="there are 65 pictures; at most 64 are allowed"):
+    with pytest.raises(
+        InvalidRequestError, match="there are 65 pictures in a request; at most 64 are allowed"
+    ):
         chat_prompt(processor, ask(*most, most[0]), OPENED)
 
 
