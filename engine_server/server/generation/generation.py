@@ -45,16 +45,15 @@ class Generation:
     async def next(self) -> list[Resumed | GenerationEvent]:
         """Wait until something happens, and return the events; none where a result has none yet, or after `wake`.
 
-        The first call queues the prompts. Raises ApiError for a request that the engine refuses or fails.
+        The first call queues the prompts, and waits for no result. Raises ApiError for a request that the engine
+        refuses or fails.
         """
         if self._runs is None:
             self._runs = []
             await self._start(self._runs)
-        events = self._take()
-        if not events and not self.ended:
+        else:
             await self._changed.wait()
-            events = self._take()
-        return events
+        return self._take()
 
     def wake(self) -> None:
         """End the wait of `next`."""

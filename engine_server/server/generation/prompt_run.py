@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from engine_server.engine.loop.async_stream import AsyncStream, Signal
 from engine_server.requests.errors import InvalidRequestError
@@ -41,9 +41,10 @@ class PromptRun:
 
     def take(self) -> list[RequestOutput]:
         """Return the new results. Raises the engine's error."""
-        result = cast(RequestOutput | None, self._stream.take())
+        result = self._stream.take()
         if result is None:
             return []
+        assert isinstance(result, RequestOutput)
         self.ended = result.finished
         if not self._awaits_logprobs:
             return [result]

@@ -36,7 +36,9 @@ class TokenReports:
     def __init__(self, renderer: EventRenderer, first: TokenReport) -> None:
         """`first`: the answer's id, creation time and seed, without tokens."""
         self._renderer = renderer
-        self._next = first
+        self._seed = first.seed
+        # None once it is written.
+        self._first: TokenReport | None = first
         # The last step, until the generation's end follows.
         self._token_ids: list[int] = []
         self._rendered = b""
@@ -47,7 +49,7 @@ class TokenReports:
 
     def event(self, event: GenerationEvent) -> bytes:
         self._rendered += self._renderer.event(event)
-        first, usage, end = self._next, None, 0
+        usage, end = None, 0
         if isinstance(event, ChoiceDelta):
             self._token_ids += event.token_ids
             if event.finish is not None:
@@ -61,11 +63,16 @@ class TokenReports:
             return b""
         # A rendered event ends with an empty line, and JSON has no line ends.
         num_events = rendered.count(b"\n\n") + end
-        cached = event.counts.cached_tokens if first.id is not None else None
-        report = msgspec.structs.replace(
-            first, token_ids=token_ids, events=num_events, cached_tokens=cached, usage=usage
-        )
-        self._next = TokenReport(report.seed)
+        report = TokenReport(self._seed, token_ids, num_events, usage=usage)
+        if self._first is not None:
+            report = msgspec.structs.replace(
+                self._first,
+                token_ids=token_ids,
+                events=num_events,
+                usage=usage,
+                cached_tokens=event.counts.cached_tokens,
+            )
+            self._first = None
         return report.encode() + rendered
 
 
