@@ -14,10 +14,11 @@ from engine_server.server.api.ignored import HEADER, header_value
 from engine_server.server.api.plan_answer import plan_answer
 from engine_server.server.api.read_request import prompt_source, read_request
 from engine_server.server.api.unusable_schemas import unusable_schemas, without_schemas
+from engine_server.server.generation.answer_stream import AnswerStream
 from engine_server.server.generation.generation import Generation
 from engine_server.server.generation.plan import AnswerIdentity
 from engine_server.server.generation.prompts import tokenize
-from engine_server.server.generation.render import Renderer, StreamEncoder, whole_answer
+from engine_server.server.generation.render import Renderer, whole_answer
 from engine_server.server.generation.work import check_work
 from engine_server.server.http.event_stream import EventStream
 
@@ -55,8 +56,9 @@ async def create_answer(
         renderer.num_events = request.resume.events
     answer: Response
     if request.streams:
-        encoder = StreamEncoder(renderer, first_report(request, prompts), reports_usage=request.reports_usage)
-        answer = EventStream(generation, encoder.encode, encoder, model.settings.sse_keep_alive_interval)
+        report = first_report(request, prompts)
+        stream = AnswerStream(generation, renderer, report, reports_usage=request.reports_usage)
+        answer = EventStream(stream, model.settings.sse_keep_alive_interval)
     else:
         answer = await whole_answer(generation, renderer)
     answer.headers[Fingerprint.NAME] = context.served.fingerprint

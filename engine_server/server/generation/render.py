@@ -7,21 +7,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from starlette.responses import Response
 
-from engine_server.contract.wire.continuation import TokenReport
 from engine_server.contract.wire.engine_report import ReportedUsage
 from engine_server.server.generation.events import (
     ChoiceDelta,
     GenerationEvent,
     GenerationFinished,
-    Resumed,
     TokenCounts,
 )
-from engine_server.server.generation.token_reports import (
-    EventRenderer,
-    TokenReports,
-    UsageReport,
-    reported_usage,
-)
+from engine_server.server.generation.token_reports import reported_usage
 from engine_server.server.http.built_answer import BuiltAnswer
 from engine_server.server.http.event_stream import StreamFormat
 
@@ -47,49 +40,6 @@ class Renderer(StreamFormat, Protocol):
 
         choices: one delta for each choice, in order.
         """
-
-
-class StreamEncoder:
-    """Encodes a generation's events as server-sent ones, with reports of their tokens if the router asks for them."""
-
-    def __init__(self, renderer: Renderer, first_report: TokenReport | None, *, reports_usage: bool) -> None:
-        """first_report: the beginning of the first report, if the stream's tokens are reported.
-
-        reports_usage: otherwise, report the usage before the end of the stream.
-        """
-        self._renderer = renderer
-        self.error = renderer.error
-        self._reports: EventRenderer = renderer
-        if first_report is not None:
-            self._reports = TokenReports(renderer, first_report)
-        elif reports_usage:
-            self._reports = UsageReport(renderer)
-        self._render = self._reports.event
-
-    @property
-    def end(self) -> bytes:
-        """The bytes that follow the last event."""
-        return self._reports.end
-
-    async def encode(self, events: list[Resumed | GenerationEvent]) -> bytes:
-        """Return the bytes for events that happen together; b"" for none."""
-        rendered = []
-        for event in events:
-            if isinstance(event, Resumed):
-                await self._replay(event)
-                continue
-            if isinstance(event, ChoiceDelta) and event.prompt is not None:
-                await self._renderer.prepare(event)
-            rendered.append(self._render(event))
-        return b"".join(rendered)
-
-    async def _replay(self, resumed: Resumed) -> None:
-        """Render what the client has already, as the renderer's state depends on it."""
-        for delta in resumed.deltas:
-            if delta.prompt is not None:
-                await self._renderer.prepare(delta)
-            self._renderer.event(delta)
-        self._renderer.num_events = resumed.num_events
 
 
 async def whole_answer(generation: Generation, renderer: Renderer) -> Response:

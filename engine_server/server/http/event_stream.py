@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
 from starlette.responses import Response
 
@@ -42,18 +42,15 @@ class OpenAIStream:
         return openai_end(error.body())
 
 
-Event = TypeVar("Event")
-
-
-class Events(Protocol[Event]):
-    """Events that happen in time."""
+class ByteStream(StreamFormat, Protocol):
+    """A stream's bytes, as they happen."""
 
     @property
     def ended(self) -> bool:
         """True once the last event was returned."""
 
-    async def next(self) -> list[Event]:
-        """Wait, and return the events that happen together; none after `wake`."""
+    async def next(self) -> bytes:
+        """Wait, and return the bytes of the events that happen together; b"" for none, and after `wake`."""
 
     def wake(self) -> None:
         """End the wait of `next`."""
@@ -71,24 +68,19 @@ class EventStream(Response):
 
     def __init__(
         self,
-        events: Events[Any],
-        encode: Callable[[list[Any]], Awaitable[bytes]],
-        stream_format: StreamFormat,
+        stream: ByteStream,
         keep_alive: float,
     ) -> None:
-        """encode: returns the bytes for events that happen together, b"" for none."""
         super().__init__(
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}, media_type="text/event-stream"
         )
         del self.headers["content-length"]
-        self._events = events
-        self._encode = encode
-        self._format = stream_format
+        self._stream = stream
         self._keep_alive = keep_alive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = _Body(self, send, scope["extensions"][CHUNKS]["write"])
-        timer = _IdleTimer(body, self._keep_alive, self._events.wake)
+        timer = _IdleTimer(body, self._keep_alive, self._stream.wake)
         try:
             # A task of its own: waking one costs time for each coroutine that awaits, and middleware is many.
             end = await asyncio.create_task(self._send_events(body, timer))
@@ -98,18 +90,18 @@ class EventStream(Response):
 
     async def _send_events(self, body: _Body, timer: _IdleTimer) -> bytes:
         """Send the events, and return the bytes that follow the last one."""
-        async with aclosing(self._events) as events:
+        async with aclosing(self._stream) as stream:
             try:
-                while not events.ended:
-                    if data := await self._encode(await events.next()):
+                while not stream.ended:
+                    if data := await stream.next():
                         await body.write(data)
                     if timer.is_due():
                         await body.write(KEEP_ALIVE)
             except Exception as error:  # any: the client must not take a part of an answer for the whole
                 if not body.started:
                     raise
-                return self._format.error(as_api_error(error))
-        return self._format.end
+                return stream.error(as_api_error(error))
+        return stream.end
 
 
 class _Body:

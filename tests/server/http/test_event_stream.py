@@ -18,7 +18,7 @@ from engine_server.server.http.event_stream import KEEP_ALIVE, EventStream, Open
 BUSY = ApiError(ErrorCode.QUEUE_FULL, "the queue is full")
 
 
-class Source:
+class Source(OpenAIStream):
     """Events that a test puts; an exception fails the stream, and None ends it."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Source:
     def wake(self) -> None:
         self._changed.set()
 
-    async def next(self) -> list[bytes]:
+    async def next(self) -> bytes:
         await self._changed.wait()
         self._changed.clear()
         events, self._put = self._put, []
@@ -41,7 +41,7 @@ class Source:
             if isinstance(event, Exception):
                 raise event
             self.ended |= event is None
-        return [event for event in events if isinstance(event, bytes)]
+        return b"".join(event for event in events if isinstance(event, bytes))
 
     async def aclose(self) -> None:
         self.ended = True
@@ -53,16 +53,13 @@ class Client:
     def __init__(self, keep_alive: float) -> None:
         self.source = Source()
         self.messages: list[Any] = []
-        response = EventStream(self.source, self._encode, OpenAIStream(), keep_alive)
+        response = EventStream(self.source, keep_alive)
         scope = {"type": "http", "extensions": {CHUNKS: {"write": self._write}}}
         self.task = asyncio.create_task(response(scope, self._receive, self._send))
 
     @property
     def body(self) -> bytes:
         return b"".join(message.get("body", b"") for message in self.messages)
-
-    async def _encode(self, events: list[bytes]) -> bytes:
-        return b"".join(events)
 
     async def _receive(self) -> Any:
         raise AssertionError("a response does not read")
