@@ -71,6 +71,8 @@ class IterationStats:
     # Counts over the prompts whose first token was generated in this step.
     num_prompt_tokens: int = 0
     num_generation_tokens: int = 0
+    # Of those, the ones that no output contained, since a stream's sink took them.
+    num_short_way_tokens: int = 0
     num_cached_prompt_tokens: int = 0
     time_to_first_tokens: list[float] = field(default_factory=list)
     inter_token_latencies: list[float] = field(default_factory=list)

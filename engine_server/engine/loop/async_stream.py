@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+from engine_server.engine.output.request_state import RequestState, TokenSink
 from engine_server.requests.outputs import Output, RequestOutput
 from engine_server.requests.sampling_params import RequestOutputKind
 
@@ -31,8 +32,10 @@ class Signal:
 class AsyncStream:
     """A stream that holds one output at most: a slow caller's deltas are merged, so that memory is bounded."""
 
-    def __init__(self, kind: RequestOutputKind) -> None:
+    def __init__(self, kind: RequestOutputKind, state: RequestState | None = None) -> None:
+        """state: the engine's of the request; None for outputs that are not made of an engine's steps."""
         self._merges = kind == RequestOutputKind.DELTA
+        self._state = state
         self._pending: Output | None = None
         self._error: BaseException | None = None
         # Set with each output and the error. A caller of several streams may give them one signal.
@@ -47,6 +50,14 @@ class AsyncStream:
         self.changed.set()
         if output.finished:
             self.ended.set()
+
+    def divert(self, sink: TokenSink) -> None:
+        """Let `sink` take the next tokens, in place of outputs, until it refuses some or the request ends.
+
+        Nothing changes while there is an output to take, or if outputs say more than tokens and text.
+        """
+        if self._state is not None and self._pending is None and self._error is None:
+            self._state.divert(sink)
 
     def fail(self, error: BaseException) -> None:
         """Raise `error` in the caller once it has taken the previous output."""

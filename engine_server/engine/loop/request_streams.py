@@ -82,7 +82,7 @@ class RequestStreams:
         """Send a request to the core; return the stream of its outputs."""
         message = self._front_end.add(prepared)
         state = prepared.state
-        stream = self._streams[state.request_id] = AsyncStream(state.params.output_kind)
+        stream = self._streams[state.request_id] = AsyncStream(state.params.output_kind, state)
         if message is not None:
             if self._log_requests:
                 logger.info(

@@ -64,6 +64,10 @@ class Detokenizer:
             return stop or (self._add_scoped(self._scope.end()) if self._scope else None)
         return None
 
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of new tokens of an output without stop strings, for those who need no `take`."""
+        return "".join(map(self._decoder.decode, token_ids))
+
     def take(self) -> str:
         """Return the text that became visible since the last call."""
         held = 0 if self._finished or self._include_stop or not self._matcher else self._matcher.partial
@@ -109,7 +113,7 @@ class Detokenizer:
 
     def _add_content(self, text: str, num_early: int) -> str | None:
         """Add text in which stop strings are matched, but for its first characters."""
-        self._keep(text)
+        self.keep(text)
         if self._matcher is None:
             return None
         self._matcher.feed(text[:num_early])
@@ -126,7 +130,7 @@ class Detokenizer:
         self._matcher.restart()
         self._finished = self._finished or stop is not None
         if stop is None or self._include_stop:
-            self._keep(piece.text)
+            self.keep(piece.text)
         return stop
 
     def _stop_of(self, piece: ScopedText) -> str | None:
@@ -136,7 +140,8 @@ class Detokenizer:
         plain = (piece.text if piece.plain is None else piece.plain).strip()
         return next((stop for stop in self._stops if stop.strip() and stop.strip() in plain), None)
 
-    def _keep(self, text: str) -> None:
+    def keep(self, text: str) -> None:
+        """Add text to what `take` returns."""
         self._pieces.append(text)
         self._num_characters += len(text)
 

@@ -143,15 +143,17 @@ class OutputProcessor:
             state, completion = running
             if completion.finish_reason:  # failed with another completion of its request
                 continue
-            touched[state.request_id] = state
             try:
                 record_step(state, completion, step, now, stats)
-                state.append(completion, step)
+                if not state.append(completion, step):
+                    stats.num_short_way_tokens += len(step.new_token_ids)
+                    continue
             except Exception as error:
                 aborts += self._fail(state, error)
             else:
                 if completion.finish_reason and not step.finish_reason:  # by a stop string
                     aborts.append(completion.core_id)
+            touched[state.request_id] = state
         outputs = self._outputs(touched.values(), aborts)
         self._forget_ended(touched.values(), now, stats)
         return outputs, aborts

@@ -1,7 +1,7 @@
 """State of a request in the front end, from its admission to its last output."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engine_server.engine.output.detokenizer import Detokenizer
@@ -14,6 +14,10 @@ from engine_server.requests.pooling_params import PoolingParams
 from engine_server.requests.sampling_params import RequestOutputKind, SamplingParams
 from engine_server.requests.scheduler_stats import FinishReason
 from engine_server.telemetry.stats import FinishedRequest
+
+# Takes a completion's next tokens, and the text that became visible with them, in place of an output, and returns True;
+# False: they are due as an output. It raises nothing.
+TokenSink = Callable[[list[int], str], bool]
 
 
 @dataclass(slots=True)
@@ -71,13 +75,19 @@ class RequestState(ABC):
     num_cached_tokens: int | None = None
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
 
+    def divert(self, sink: TokenSink) -> None:  # noqa: B027  (optional: other outputs than text have no sink)
+        """Let `sink` take the steps that follow, if outputs say no more than a completion's tokens and text."""
+
     @property
     def finished(self) -> bool:
         return None not in [completion.finish_reason for completion in self.completions]
 
     @abstractmethod
-    def append(self, completion: Completion, step: RequestStep) -> None:
-        """Add a step's result to a completion. May raise, which ends the request."""
+    def append(self, completion: Completion, step: RequestStep) -> bool:
+        """Add a step's result to a completion; return False if the sink has taken it, so that no output is due.
+
+        May raise, which ends the request.
+        """
 
     @abstractmethod
     def output(self) -> Output | None:
@@ -112,8 +122,12 @@ class GenerationState(RequestState):
     prompt_logprobs: PromptLogprobs | None = None
     # Indexes of the prompt's tokens that pictures take the places of, whose log-probabilities say nothing.
     placeholders: Collection[int] = ()
+    # Takes steps before they become an output; None after the first that it refuses.
+    sink: TokenSink | None = None
 
-    def append(self, completion: Completion, step: RequestStep) -> None:
+    def append(self, completion: Completion, step: RequestStep) -> bool:
+        if self.sink is not None and step.finish_reason is None:
+            return self._pass_on(self.sink, completion, step.new_token_ids)
         completion.changed = True
         completion.token_ids += step.new_token_ids
         completion.finish_reason, completion.stop_reason = step.finish_reason, step.error or step.stop_reason
@@ -129,6 +143,30 @@ class GenerationState(RequestState):
             shown = step.new_token_ids[:-1] if ended_by_token else step.new_token_ids
             if stop := completion.detokenizer.append(shown, bool(step.finish_reason)):
                 completion.finish_reason, completion.stop_reason = "stop", stop
+        return True
+
+    def divert(self, sink: TokenSink) -> None:
+        params, (completion, *others) = self.params, self.completions
+        if (
+            not others
+            and completion.detokenizer is not None
+            and params.output_kind == RequestOutputKind.DELTA
+            and params.logprobs is None
+            and not params.stop_strings
+        ):
+            self.sink = sink
+
+    def _pass_on(self, sink: TokenSink, completion: Completion, token_ids: list[int]) -> bool:
+        """Offer tokens to the sink; return True if they are left for an output."""
+        assert completion.detokenizer is not None
+        completion.token_ids += token_ids
+        text = completion.detokenizer.decode(token_ids)
+        if sink(token_ids, text):
+            completion.num_reported = len(completion.token_ids)
+            return False
+        self.sink, completion.changed = None, True
+        completion.detokenizer.keep(text)
+        return True
 
     def add_prompt_logprobs(self, tokens: Sequence[TokenLogprobsArray]) -> None:
         """Convert the log-probabilities of the prompt's next tokens."""
@@ -213,10 +251,11 @@ class PoolingState(RequestState):
     pooling: PoolingParams
     pooled: RawTensor | None = None
 
-    def append(self, completion: Completion, step: RequestStep) -> None:
+    def append(self, completion: Completion, step: RequestStep) -> bool:
         completion.changed = True
         completion.finish_reason, completion.stop_reason = step.finish_reason, step.error or step.stop_reason
         self.pooled = step.pooled
+        return True
 
     def output(self) -> Output | None:
         return self._output(self.pooled or NO_NUMBERS) if self.finished else None
