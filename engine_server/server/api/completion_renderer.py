@@ -15,6 +15,7 @@ from engine_server.server.api.completion_logprobs import (
     to_logprobs,
 )
 from engine_server.server.api.openai_answer import (
+    PLACE,
     AnswerHead,
     AnswerOptions,
     ChunkEncoder,
@@ -29,6 +30,8 @@ from engine_server.server.generation.events import (
     GenerationEvent,
     GenerationFinished,
     Prompt,
+    Text,
+    TextKind,
     TokenCounts,
 )
 from engine_server.server.generation.plan import AnswerIdentity
@@ -113,6 +116,11 @@ class CompletionRenderer(OpenAIStream, Renderer):
         if self._logprobs:
             choice.logprobs = self._chunk_logprobs(event)
         return self._encoder.choice(choice, event.counts)
+
+    def text_frame(self, choice: int, kind: TextKind) -> list[bytes] | None:
+        if self._logprobs or self._options.token_ids or kind is not Text:
+            return None
+        return self._encoder.frame(ChunkChoice(choice, PLACE))
 
     async def body(self, choices: list[ChoiceDelta], counts: TokenCounts) -> bytes:
         head = self._head

@@ -29,6 +29,9 @@ StopReason = int | str | None | msgspec.UnsetType
 TokenIds = list[int] | msgspec.UnsetType
 # JSON has no infinity; OpenAI's API writes this number in its place.
 LOWEST_LOGPROB = -9999.0
+# Stands for a text in a chunk of which the rest is wanted.
+PLACE = "TEXT"
+PLACE_JSON = msgspec.json.encode(PLACE)
 
 
 class AnswerOptions(msgspec.Struct, frozen=True):
@@ -120,6 +123,13 @@ class ChunkEncoder:
         if top is not None:
             end = end[:-3] + b"," + self._encode(top)[1:] + b"\n\n"
         return self._start + self._encode(choice) + end
+
+    def frame(self, choice: msgspec.Struct) -> list[bytes] | None:
+        """Return the bytes of a chunk around its choice's text, which is PLACE; None if the chunk has the usage too."""
+        if self._options.continuous_usage:
+            return None
+        pieces = self._encode(choice).split(PLACE_JSON)
+        return [self._start + pieces[0], *pieces[1:-1], pieces[-1] + self._end]
 
     def usage(self, counts: TokenCounts) -> bytes:
         """Return the last chunk, which carries the usage; b"" unless the client asked for it."""

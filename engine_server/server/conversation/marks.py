@@ -59,6 +59,11 @@ class MarkTokens:
         return bool(text) and ord(text[0]) in self._texts
 
     @cached_property
+    def characters(self) -> frozenset[str]:
+        """The characters of the marks, of which other text has none."""
+        return frozenset(self._characters.values())
+
+    @cached_property
     def _characters(self) -> dict[str, str]:
         return {text: mark_character(index) for index, text in enumerate(self.texts)}
 

@@ -21,7 +21,7 @@ from engine_server.server.conversation.calls.reading.json_text import escape, is
 from engine_server.server.conversation.layout import AnswerRegions, CallIds
 from engine_server.server.conversation.regions import Body, Closed, Event, Opened, Region, RegionScanner
 from engine_server.server.generation.answer_start import NO_START, AnswerStart
-from engine_server.server.generation.events import Part, Reasoning, Text, ToolCall
+from engine_server.server.generation.events import Part, Reasoning, Text, TextKind, ToolCall
 from engine_server.server.generation.parts import join_parts
 
 CALL_ID_CHARACTERS = 24
@@ -118,6 +118,20 @@ class AnswerReader:
 
     def feed(self, text: str) -> list[Part]:
         return self._take(self._scanner.feed(self._marks.shown(text))) if text else []
+
+    @property
+    def plain_kind(self) -> TextKind | None:
+        is_open = self._at_border or self._follows_call or self._space or self._reader is not None
+        if is_open or not self._scanner.in_body:
+            return None
+        if self._scanner.kind == "reasoning":
+            return Reasoning if self._answer.include_reasoning else None
+        return Text if self._scanner.kind == "content" else None
+
+    def passes(self, text: str) -> bool:
+        if text[-1].isspace() or not self._marks.characters.isdisjoint(text):
+            return False
+        return self._scanner.passes(text)
 
     def end(self) -> list[Part]:
         parts = self._take(self._scanner.finish())

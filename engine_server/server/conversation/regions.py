@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 Kind = Literal["reasoning", "call", "content"]
 
 # Consumed text is dropped once it has this many characters, so that a long answer costs linear time.
-CONSUMED_CHARACTERS = 4096
+CONSUMED_CHARACTERS = 256
 # Every delimiter is searched for in all of the text that is there, after each region anew.
 PIECE_CHARACTERS = 1024
 # Consumed characters that are kept for a pattern that looks behind.
@@ -199,6 +199,24 @@ class RegionScanner:
                 self._drop(self._pos - LOOKBEHIND)
         return events
 
+    @property
+    def in_body(self) -> bool:
+        """True if nothing is held back, and the characters of text tell if a delimiter may be in it."""
+        return self._pos == len(self._buffer) and self._beginnings is not None
+
+    def passes(self, text: str) -> bool:
+        """Read text that is the body of the region, and return True; read nothing of text with a possible delimiter.
+
+        Called only if `in_body`.
+        """
+        if len(text) > PIECE_CHARACTERS or not self._has_no_delimiter(text):
+            return False
+        self._buffer += text
+        self._pass_body(text)
+        if self._pos > CONSUMED_CHARACTERS:
+            self._drop(self._pos - LOOKBEHIND)
+        return True
+
     def finish(self) -> list[Event]:
         """Return the events that were held back; no text follows."""
         events: list[Event] = []
@@ -242,9 +260,13 @@ class RegionScanner:
         if end > self._pos:
             text = self._buffer[self._pos : end]
             events.append(Body(self.kind, text))
-            self._content_begun |= self.kind == "content" and bool(text.strip())
-            self._pos = end
-            self._has_body = True
+            self._pass_body(text)
+
+    def _pass_body(self, text: str) -> None:
+        """Move to the end of text of the region, which follows in the buffer."""
+        self._content_begun |= self.kind == "content" and not text.isspace()
+        self._pos += len(text)
+        self._has_body = True
 
     def _find(self, ended: bool) -> tuple[Found | None, int]:
         """Return the next delimiter, if it is certain, and the place up to which the text is."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from engine_server.server.generation.events import Part, Text
+from engine_server.server.generation.events import Part, Text, TextKind
 
 
 class AnswerParser(Protocol):
@@ -15,6 +15,13 @@ class AnswerParser(Protocol):
 
     def feed(self, text: str) -> list[Part]:
         """Return the parts that `text`, which follows the text of earlier calls, completes."""
+
+    @property
+    def plain_kind(self) -> TextKind | None:
+        """The kind of part to which plain text is added next; None if that depends on the text."""
+
+    def passes(self, text: str) -> bool:
+        """Read text that is a part of `plain_kind` as it is, and return True; read nothing of other text."""
 
     def end(self) -> list[Part]:
         """Return the parts that were held back; no text follows."""
@@ -30,8 +37,13 @@ ParserFactory = Callable[[int], AnswerParser]
 class PlainText:
     """The parser of an answer without reasoning and tool calls."""
 
+    plain_kind = Text
+
     def feed(self, text: str) -> list[Part]:
         return [Text(text)] if text else []
+
+    def passes(self, text: str) -> bool:
+        return True
 
     def end(self) -> list[Part]:
         return []

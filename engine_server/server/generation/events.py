@@ -28,6 +28,8 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 Part = Text | Reasoning | ToolCall
+# The kinds of parts that are text alone.
+TextKind = type[Text] | type[Reasoning]
 
 
 class Finish(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Protocol
 
@@ -12,6 +13,7 @@ from engine_server.server.generation.events import (
     ChoiceDelta,
     GenerationEvent,
     GenerationFinished,
+    TextKind,
     TokenCounts,
 )
 from engine_server.server.generation.token_reports import reported_usage
@@ -34,6 +36,14 @@ class Renderer(StreamFormat, Protocol):
 
     def event(self, event: GenerationEvent) -> bytes:
         """Return the server-sent events for `event`; b"" for none."""
+
+    def text_frame(self, choice: int, kind: TextKind) -> Sequence[bytes] | None:
+        """Return the bytes between which the JSON of a text stands in the one event of a delta with nothing else.
+
+        The delta is one of a choice without an end that has had an event. None if more than the text changes the
+        event, or the renderer; so it is for renderers that don't say.
+        """
+        return None
 
     async def body(self, choices: list[ChoiceDelta], counts: TokenCounts) -> bytes:
         """Return the JSON body of an answer that is not streamed; encode a long one in several turns of the event loop.

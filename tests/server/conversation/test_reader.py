@@ -118,6 +118,22 @@ def hermes_call(arguments: str) -> str:
     return f'<tool_call>\n{{"name": "get_weather", "arguments": {arguments}}}\n</tool_call>'
 
 
+@by_format
+@pytest.mark.parametrize("tokens", [False, True])
+@given(data=st.data(), places=st.lists(st.integers(0, 10_000), max_size=60), recorded=st.booleans())
+def test_text_that_passes_is_the_part_that_is_read_from_it(
+    name: str, tokens: bool, data: st.DataObject, places: list[int], recorded: bool
+) -> None:
+    text = RECORDINGS[name].text if recorded else data.draw(fragments(name))
+    start = RECORDINGS[name].start if recorded else NO_START
+    passing, reading = parser(name, start, tokens=tokens), parser(name, start, tokens=tokens)
+    for piece in filter(None, cut(marked(name, text, tokens), places)):
+        kind = passing.plain_kind
+        passes = kind is not None and passing.passes(piece)
+        assert ([kind(piece)] if kind and passes else passing.feed(piece)) == reading.feed(piece)
+    assert passing.end() == reading.end()
+
+
 LONG = "line of code\n" * 1400
 LONG_CALLS = {
     "hermes": (hermes_call(json.dumps({"city": LONG})), json.dumps({"city": LONG})),

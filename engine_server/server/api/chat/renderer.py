@@ -7,6 +7,7 @@ import msgspec
 from engine_server.engine.output.token_texts import TokenTexts
 from engine_server.server.api.chat.logprobs import Logprobs, to_logprobs
 from engine_server.server.api.openai_answer import (
+    PLACE,
     AnswerHead,
     AnswerOptions,
     ChunkEncoder,
@@ -20,9 +21,11 @@ from engine_server.server.generation.events import (
     ChoiceDelta,
     GenerationEvent,
     GenerationFinished,
+    Part,
     Prompt,
     Reasoning,
     Text,
+    TextKind,
     TokenCounts,
     ToolCall,
 )
@@ -166,7 +169,7 @@ class ChatRenderer(OpenAIStream, Renderer):
             return self._encoder.usage(event.counts)
         chunks = b"" if event.choice in self._opened else self._open(event)
         if event.parts or event.logprobs or (self._options.token_ids and event.token_ids):
-            delta = to_delta(event)
+            delta = to_delta(event.parts)
             if delta.tool_calls:
                 self._called.add(event.choice)
             choice = ChunkChoice(event.choice, delta, self._logprobs(event))
@@ -179,6 +182,11 @@ class ChatRenderer(OpenAIStream, Renderer):
             choice = ChunkChoice(event.choice, Delta(), None, reason, finish.stop)
             chunks += self._encoder.choice(choice, event.counts)
         return chunks
+
+    def text_frame(self, choice: int, kind: TextKind) -> list[bytes] | None:
+        if self._options.token_ids:
+            return None
+        return self._encoder.frame(ChunkChoice(choice, to_delta([kind(PLACE)])))
 
     async def body(self, choices: list[ChoiceDelta], counts: TokenCounts) -> bytes:
         head, prompt = self._head, choices[0].prompt
@@ -249,11 +257,11 @@ class ChatRenderer(OpenAIStream, Renderer):
         return fields
 
 
-def to_delta(event: ChoiceDelta) -> Delta:
-    """Return the event's parts."""
+def to_delta(parts: list[Part]) -> Delta:
+    """Return an event's parts."""
     text, reasoning = "", ""
     calls: list[CallDelta] = []
-    for part in event.parts:
+    for part in parts:
         match part:
             case Text(fragment):
                 text += fragment

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -16,6 +17,7 @@ from engine_server.server.generation.events import (
     Part,
     Reasoning,
     Text,
+    TextKind,
     TokenCounts,
     ToolCall,
 )
@@ -26,6 +28,10 @@ from engine_server.server.http.errors import ApiError
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 MESSAGE_STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 EMPTY_INPUT = msgspec.Raw(b"{}")
+
+# The beginnings of deltas.
+TEXT_DELTA = b'"text_delta","text":'
+THINKING_DELTA = b'"thinking_delta","thinking":'
 
 encode = msgspec.json.Encoder().encode
 
@@ -174,6 +180,13 @@ class MessagesRenderer(Renderer):
             events += self._close()
         return events
 
+    def text_frame(self, choice: int, kind: TextKind) -> Sequence[bytes] | None:
+        if type(self._open) is not kind:
+            return None
+        if kind is Text:
+            return self._block_frame(TEXT_DELTA)
+        return self._block_frame(THINKING_DELTA) if self._show_thinking else None
+
     async def body(self, choices: list[ChoiceDelta], counts: TokenCounts) -> bytes:
         (choice,) = choices
         assert choice.finish is not None, "an answer that is not streamed has one event"
@@ -221,22 +234,22 @@ class MessagesRenderer(Renderer):
     def _delta(self, part: Part) -> bytes:
         match part:
             case Text():
-                return self._block_delta(b'"text_delta","text":', part.text)
+                return self._block_delta(TEXT_DELTA, part.text)
             case Reasoning():
-                return self._block_delta(
-                    b'"thinking_delta","thinking":', part.text if self._show_thinking else ""
-                )
+                return self._block_delta(THINKING_DELTA, part.text if self._show_thinking else "")
             case ToolCall():
                 return self._block_delta(b'"input_json_delta","partial_json":', part.arguments)
 
     def _block_delta(self, kind: bytes, text: str) -> bytes:
         """Return the event of one delta, which is encoded by hand because there is one for each token."""
-        if not text:
-            return b""
-        return (
-            b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":%b%b}}\n\n'
-            % (self._index, kind, encode(text))
+        return encode(text).join(self._block_frame(kind)) if text else b""
+
+    def _block_frame(self, kind: bytes) -> tuple[bytes, bytes]:
+        """Return the bytes around the text of a delta of the open block."""
+        start = (
+            b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":%b'
         )
+        return start % (self._index, kind), b"}}\n\n"
 
     def _close(self) -> bytes:
         """Close the open block, and return its last events."""
