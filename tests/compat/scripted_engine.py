@@ -182,6 +182,22 @@ class EngineServer:
         return asyncio.run(ask())
 
 
+class Writer:
+    """Keeps the pieces of a streamed answer, in place of a connection."""
+
+    is_free = True
+    written_at = 0.0
+
+    def __init__(self, sent: list[dict[str, Any]]) -> None:
+        self._sent = sent
+
+    async def write(self, chunk: bytes) -> None:
+        self.write_now(chunk)
+
+    def write_now(self, chunk: bytes) -> None:
+        self._sent.append({"body": chunk})
+
+
 async def call(app: Any, request: bytes) -> bytes:
     """Return an application's whole answer to the bytes of a request."""
     message = parse_message(request)
@@ -198,16 +214,13 @@ async def call(app: Any, request: bytes) -> bytes:
     async def send(part: Any) -> None:
         sent.append(part)
 
-    async def write(chunk: bytes) -> None:
-        sent.append({"body": chunk})
-
     scope = {
         "type": "http",
         "method": method.decode(),
         "path": path.decode(),
         "query_string": b"",
         "headers": [(name.lower(), value) for name, value in message.headers],
-        "extensions": {CHUNKS: {"write": write}, DISCONNECT: {"while_connected": WhileConnected()}},
+        "extensions": {CHUNKS: {"writer": Writer(sent)}, DISCONNECT: {"while_connected": WhileConnected()}},
     }
     await app(scope, receive, send)
     body = b"".join(part.get("body", b"") for part in sent[1:])

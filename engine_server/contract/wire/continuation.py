@@ -55,7 +55,7 @@ class TokenReport(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def encode(self) -> bytes:
         """Return the comment line of the report, with its line end."""
-        return REPORT_PREFIX + msgspec.json.encode(self) + b"\n"
+        return b"%b%b\n" % (REPORT_PREFIX, _encode(self))
 
     @classmethod
     def decode(cls, line: bytes) -> "TokenReport":
@@ -63,6 +63,7 @@ class TokenReport(msgspec.Struct, frozen=True, omit_defaults=True):
         return decode(_report_decoder.decode, line[len(REPORT_PREFIX) :])
 
 
+_encode = msgspec.json.Encoder().encode
 _report_decoder = msgspec.json.Decoder(TokenReport)
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine_server.server.generation.events import ChoiceDelta, GenerationEvent, Resumed
+from engine_server.server.generation.short_way import open_short_way
 from engine_server.server.generation.token_reports import EventRenderer, TokenReports, UsageReport
 
 if TYPE_CHECKING:
     from engine_server.contract.wire.continuation import TokenReport
     from engine_server.server.generation.generation import Generation
     from engine_server.server.generation.render import Renderer
+    from engine_server.server.http.event_stream import Line
 
 
 class AnswerStream:
@@ -33,12 +35,9 @@ class AnswerStream:
         self.error = renderer.error
         self.wake = generation.wake
         self.aclose = generation.aclose
-        self._reports: EventRenderer = renderer
-        if first_report is not None:
-            self._reports = TokenReports(renderer, first_report)
-        elif reports_usage:
-            self._reports = UsageReport(renderer)
-        self._render = self._reports.event
+        self._reports = None if first_report is None else TokenReports(renderer, first_report)
+        usage_report = UsageReport(renderer) if reports_usage else None
+        self._writer: EventRenderer = self._reports or usage_report or renderer
 
     @property
     def ended(self) -> bool:
@@ -47,11 +46,18 @@ class AnswerStream:
     @property
     def end(self) -> bytes:
         """The bytes that follow the last event."""
-        return self._reports.end
+        return self._writer.end
 
-    async def next(self) -> bytes:
-        """Wait, and return the bytes of the events that happen together; b"" for none, and after `wake`."""
-        return await self._encode(await self._generation.next())
+    async def next(self, line: Line | None) -> bytes:
+        """Wait, and return the bytes of the events that happen together; b"" for none, and after `wake`.
+
+        Meanwhile tokens go the short way to `line`, if the stream is in its plain state.
+        """
+        short_way = open_short_way(self._generation, self._renderer, self._reports, line)
+        events = await self._generation.next()
+        if short_way is not None and short_way.error is not None:
+            raise short_way.error
+        return await self._encode(events)
 
     async def _encode(self, events: list[Resumed | GenerationEvent]) -> bytes:
         rendered = []
@@ -61,7 +67,7 @@ class AnswerStream:
                 continue
             if isinstance(event, ChoiceDelta) and event.prompt is not None:
                 await self._renderer.prepare(event)
-            rendered.append(self._render(event))
+            rendered.append(self._writer.event(event))
         return b"".join(rendered)
 
     async def _replay(self, resumed: Resumed) -> None:

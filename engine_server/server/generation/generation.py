@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from msgspec.structs import replace
 
 from engine_server.engine.loop.async_stream import Signal
 from engine_server.server.generation.choice_reader import ChoiceReader, raise_if_failed
@@ -21,8 +20,24 @@ from engine_server.server.generation.prompt_run import PromptRun, start_prompt
 if TYPE_CHECKING:
     from engine_server.contract.wire.continuation import Resume
     from engine_server.engine.async_llm import AsyncLLMEngine
+    from engine_server.engine.output.request_state import TokenSink
     from engine_server.requests.outputs import CompletionOutput, RequestOutput
     from engine_server.server.generation.plan import GenerationPlan
+
+
+@dataclass(slots=True)
+class Tally:
+    """The running `TokenCounts` of a generation."""
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+    cached_tokens: int | None = None
+    reasoning_tokens: int = 0
+
+    def counts(self) -> TokenCounts:
+        return TokenCounts(
+            self.prompt_tokens, self.completion_tokens, self.cached_tokens, self.reasoning_tokens
+        )
 
 
 class Generation:
@@ -38,7 +53,7 @@ class Generation:
         self._changed = Signal()
         self._readers: dict[int, ChoiceReader] = {}
         self._prompts: dict[int, Prompt] = {}
-        self._counts = TokenCounts(sum(len(one.prompt["prompt_token_ids"]) for one in plan.prompts), 0)
+        self.tally = Tally(sum(len(one.prompt["prompt_token_ids"]) for one in plan.prompts))
         # True once the last event was returned.
         self.ended = False
 
@@ -54,6 +69,17 @@ class Generation:
         else:
             await self._changed.wait()
         return self._take()
+
+    @property
+    def only_reader(self) -> ChoiceReader | None:
+        """The reader of the only choice; None if there are several, or before its first result."""
+        one = len(self._plan.prompts) == 1 and self._plan.request.choices_per_prompt == 1
+        return self._readers.get(0) if one else None
+
+    def divert(self, sink: TokenSink) -> None:
+        """Let `sink` take the tokens of the only choice in place of results, as `AsyncStream.divert` does."""
+        for run in self._runs or ():
+            run.divert(sink)
 
     def wake(self) -> None:
         """End the wait of `next`."""
@@ -89,7 +115,7 @@ class Generation:
             self._runs = [run for run in self._runs or () if not run.ended]
             if not self._runs:
                 self.ended = True
-                events.append(GenerationFinished(self._counts))
+                events.append(GenerationFinished(self.tally.counts()))
         return events
 
     def _read(self, run: PromptRun, result: RequestOutput, events: list[Resumed | GenerationEvent]) -> None:
@@ -107,14 +133,9 @@ class Generation:
                 reader = self._readers[choice] = self._new_reader(run, choice)
                 if request.resume is not None:
                     events.append(self._replay(reader, request.resume, output))
-            before = self._counts
-            self._counts = TokenCounts(
-                before.prompt_tokens,
-                before.completion_tokens + reader.count(output),
-                before.cached_tokens,
-                before.reasoning_tokens + reader.count_reasoning(output.token_ids),
-            )
-            if delta := reader.read(output, self._counts):
+            self.tally.completion_tokens += reader.count(output)
+            self.tally.reasoning_tokens += reader.count_reasoning(output.token_ids)
+            if delta := reader.read(output, self.tally.counts()):
                 events.append(delta)
 
     def _add_prompt(self, run: PromptRun, result: RequestOutput) -> None:
@@ -122,8 +143,8 @@ class Generation:
         self._prompts[run.index] = Prompt(text, result.prompt_token_ids, result.prompt_logprobs)
         cached = self._plan.request.context.router.terms.cached_tokens
         if cached is None:
-            cached = (self._counts.cached_tokens or 0) + (result.num_cached_tokens or 0)
-        self._counts = replace(self._counts, cached_tokens=cached)
+            cached = (self.tally.cached_tokens or 0) + (result.num_cached_tokens or 0)
+        self.tally.cached_tokens = cached
 
     def _new_reader(self, run: PromptRun, choice: int) -> ChoiceReader:
         return ChoiceReader(
@@ -136,9 +157,8 @@ class Generation:
 
     def _replay(self, reader: ChoiceReader, resume: Resume, output: CompletionOutput) -> Resumed:
         """Return the part of the answer that the client has already."""
-        self._counts = replace(
-            self._counts,
-            completion_tokens=len(resume.token_ids),
-            reasoning_tokens=reader.count_reasoning(resume.token_ids),
+        self.tally.completion_tokens = len(resume.token_ids)
+        self.tally.reasoning_tokens = reader.count_reasoning(resume.token_ids)
+        return Resumed(
+            reader.replay(resume.token_ids, output.resumed_text, self.tally.counts()), resume.events
         )
-        return Resumed(reader.replay(resume.token_ids, output.resumed_text, self._counts), resume.events)

@@ -15,6 +15,7 @@ from engine_server.server.http.errors import refusal
 
 if TYPE_CHECKING:
     from engine_server.engine.async_llm import AsyncLLMEngine
+    from engine_server.engine.output.request_state import TokenSink
     from engine_server.server.generation.plan import AnswerRequest, PromptPlan
 
 
@@ -38,6 +39,10 @@ class PromptRun:
         self._awaits_logprobs = prompt.params.prompt_logprobs is not None
         # Results of choices that are ahead of the one with the prompt's log-probabilities.
         self._held: list[RequestOutput] = []
+
+    def divert(self, sink: TokenSink) -> None:
+        """Let `sink` take tokens in place of results, as `AsyncStream.divert` does."""
+        self._stream.divert(sink)
 
     def take(self) -> list[RequestOutput]:
         """Return the new results. Raises the engine's error."""

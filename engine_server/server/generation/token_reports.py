@@ -36,7 +36,7 @@ class TokenReports:
     def __init__(self, renderer: EventRenderer, first: TokenReport) -> None:
         """`first`: the answer's id, creation time and seed, without tokens."""
         self._renderer = renderer
-        self._seed = first.seed
+        self.seed = first.seed
         # None once it is written.
         self._first: TokenReport | None = first
         # The last step, until the generation's end follows.
@@ -46,6 +46,11 @@ class TokenReports:
     @property
     def end(self) -> bytes:
         return self._renderer.end
+
+    @property
+    def has_begun(self) -> bool:
+        """True once the first report is written, after which reports have the seed, tokens and events alone."""
+        return self._first is None
 
     def event(self, event: GenerationEvent) -> bytes:
         self._rendered += self._renderer.event(event)
@@ -63,7 +68,7 @@ class TokenReports:
             return b""
         # A rendered event ends with an empty line, and JSON has no line ends.
         num_events = rendered.count(b"\n\n") + end
-        report = TokenReport(self._seed, token_ids, num_events, usage=usage)
+        report = TokenReport(self.seed, token_ids, num_events, usage=usage)
         if self._first is not None:
             report = msgspec.structs.replace(
                 self._first,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from starlette.responses import Response
 
 from engine_server.contract.wire.stream_ends import DONE, openai_end
-from engine_server.server.http.chunks import CHUNKS, WriteChunk
+from engine_server.server.http.chunks import CHUNKS, ChunkWriter
 from engine_server.server.http.errors import ApiError, as_api_error
 
 if TYPE_CHECKING:
@@ -42,6 +42,17 @@ class OpenAIStream:
         return openai_end(error.body())
 
 
+class Line(Protocol):
+    """A client's connection, for events that are written while a stream is waited for."""
+
+    @property
+    def is_free(self) -> bool:
+        """True while the client is there and reads, so that a write needs no wait."""
+
+    def write_now(self, data: bytes) -> None:
+        """Write whole events; only while the line is free."""
+
+
 class ByteStream(StreamFormat, Protocol):
     """A stream's bytes, as they happen."""
 
@@ -49,8 +60,11 @@ class ByteStream(StreamFormat, Protocol):
     def ended(self) -> bool:
         """True once the last event was returned."""
 
-    async def next(self) -> bytes:
-        """Wait, and return the bytes of the events that happen together; b"" for none, and after `wake`."""
+    async def next(self, line: Line | None) -> bytes:
+        """Wait, and return the bytes of the events that happen together; b"" for none, and after `wake`.
+
+        line: it may write events there meanwhile; None before the answer has begun.
+        """
 
     def wake(self) -> None:
         """End the wait of `next`."""
@@ -79,7 +93,7 @@ class EventStream(Response):
         self._keep_alive = keep_alive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = _Body(self, send, scope["extensions"][CHUNKS]["write"])
+        body = _Body(self, send, scope["extensions"][CHUNKS]["writer"])
         timer = _IdleTimer(body, self._keep_alive, self._stream.wake)
         try:
             # A task of its own: waking one costs time for each coroutine that awaits, and middleware is many.
@@ -93,7 +107,7 @@ class EventStream(Response):
         async with aclosing(self._stream) as stream:
             try:
                 while not stream.ended:
-                    if data := await stream.next():
+                    if data := await stream.next(body.line):
                         await body.write(data)
                     if timer.is_due():
                         await body.write(KEEP_ALIVE)
@@ -107,21 +121,31 @@ class EventStream(Response):
 class _Body:
     """The bytes of one stream on their way to the client."""
 
-    def __init__(self, response: Response, send: Send, write: WriteChunk) -> None:
+    def __init__(self, response: Response, send: Send, writer: ChunkWriter) -> None:
         self._response = response
         self._send = send
-        self._write = write
+        self._writer = writer
         self._clock = asyncio.get_running_loop().time
-        # Time of the last write for the client, or of the beginning.
-        self.written_at = self._clock()
+        # Time of the last event that was written here, or of the beginning.
+        self._written_at = self._clock()
         self.started = False
+
+    @property
+    def line(self) -> Line | None:
+        """The way past `write`; None before the start."""
+        return self._writer if self.started else None
+
+    @property
+    def written_at(self) -> float:
+        """Time of the last write for the client, or of the beginning."""
+        return max(self._written_at, self._writer.written_at)
 
     async def write(self, data: bytes) -> None:
         if not self.started:
             await self._start()
-        await self._write(data)
+        await self._writer.write(data)
         if EVENT_END in data:
-            self.written_at = self._clock()
+            self._written_at = self._clock()
 
     async def end(self, data: bytes) -> None:
         if not self.started:

@@ -227,7 +227,7 @@ class Connection(HttpToolsProtocol, Occupant):
         self._while_connected = WhileConnected()
         cycle.transport = self._answers
         cycle.scope["extensions"] = {
-            CHUNKS: {"write": ChunkWriter(cycle).write},
+            CHUNKS: {"writer": ChunkWriter(cycle)},
             DISCONNECT: {"while_connected": self._while_connected},
         }
         super()._start_asgi_task(cycle, app)

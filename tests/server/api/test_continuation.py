@@ -1,6 +1,7 @@
 """Streams that another engine continues, as the router asks for it; here the same scripted engine plays both."""
 
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,10 +31,15 @@ TEXTS = {
 }
 
 
+@pytest.mark.parametrize("way", ["short", "long"])
 @pytest.mark.parametrize("name", STREAMS)
-def test_stream_continued_after_any_token_is_identical_byte_for_byte(scripted: Any, name: str) -> None:
+def test_stream_continued_after_any_token_is_identical_byte_for_byte(
+    scripted: Any, name: str, way: str
+) -> None:
+    never = mock.patch("engine_server.server.generation.answer_stream.open_short_way", return_value=None)
     with scripted.saying(TEXTS.get(name, COLOURS)):
-        whole, groups = begin(scripted, name)
+        with never if way == "long" else nullcontext():
+            whole, groups = begin(scripted, name)
         for count in range(1, len(groups)):
             expected, rest = groups[count:], resume(scripted, name, whole, groups[:count])
             assert [group.events for group in rest] == [group.events for group in expected]

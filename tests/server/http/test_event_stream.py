@@ -13,7 +13,7 @@ from engine_server.contract.wire.continuation import TokenReport
 from engine_server.contract.wire.errors import ErrorCode
 from engine_server.server.http.chunks import CHUNKS, ChunkWriter
 from engine_server.server.http.errors import ApiError
-from engine_server.server.http.event_stream import KEEP_ALIVE, EventStream, OpenAIStream
+from engine_server.server.http.event_stream import KEEP_ALIVE, EventStream, Line, OpenAIStream
 
 BUSY = ApiError(ErrorCode.QUEUE_FULL, "the queue is full")
 
@@ -33,7 +33,7 @@ class Source(OpenAIStream):
     def wake(self) -> None:
         self._changed.set()
 
-    async def next(self) -> bytes:
+    async def next(self, line: Line | None) -> bytes:
         await self._changed.wait()
         self._changed.clear()
         events, self._put = self._put, []
@@ -50,11 +50,13 @@ class Source(OpenAIStream):
 class Client:
     """Receives a response of the events in `source`."""
 
+    written_at = 0.0
+
     def __init__(self, keep_alive: float) -> None:
         self.source = Source()
         self.messages: list[Any] = []
         response = EventStream(self.source, keep_alive)
-        scope = {"type": "http", "extensions": {CHUNKS: {"write": self._write}}}
+        scope = {"type": "http", "extensions": {CHUNKS: {"writer": self}}}
         self.task = asyncio.create_task(response(scope, self._receive, self._send))
 
     @property
@@ -67,7 +69,7 @@ class Client:
     async def _send(self, message: Any) -> None:
         self.messages.append(message)
 
-    async def _write(self, chunk: bytes) -> None:
+    async def write(self, chunk: bytes) -> None:
         await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
 
 
