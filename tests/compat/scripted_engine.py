@@ -48,6 +48,8 @@ class ScriptedStream(AsyncStream):
         self.outputs = deque(outputs)
 
     def take(self) -> RequestOutput | None:
+        if self.outputs:
+            self.changed.set()
         return self.outputs.popleft() if self.outputs else None
 
 

@@ -68,8 +68,10 @@ class AsyncStream:
     def take(self) -> Output | None:
         """Return the next output; None if there is none yet. Raises the error after the last output."""
         output, self._pending = self._pending, None
-        if output is None and self._error is not None:
-            raise self._error
+        if self._error is not None:
+            if output is None:
+                raise self._error
+            self.changed.set()  # for who waits before the next call
         return output
 
     async def get(self) -> Output:

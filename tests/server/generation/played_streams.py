@@ -22,6 +22,7 @@ from engine_server.engine.output.token_texts import TokenTexts
 from engine_server.requests.messages import AddRequest, RequestStep
 from engine_server.requests.sampling_params import RequestOutputKind, SamplingParams
 from engine_server.requests.submission import Origin, Submission
+from engine_server.requests.token_bytes import pack
 from engine_server.server.api.chat.renderer import ChatRenderer, Opening
 from engine_server.server.api.completion_renderer import CompletionRenderer
 from engine_server.server.api.messages.renderer import MessagesRenderer
@@ -101,10 +102,9 @@ class Engine:
         resumed = prompt.get("resume_token_ids", [])
         params = submission.params
         assert isinstance(params, SamplingParams)
-        message = AddRequest(
-            [], [*prompt["prompt_token_ids"], *resumed], params, 1000, 0.0, num_resumed=len(resumed)
-        )
-        prepared = self._processor.prepare(submission, message, None)
+        token_ids = [*prompt["prompt_token_ids"], *resumed]
+        message = AddRequest([], pack(token_ids), params, 1000, 0.0, num_resumed=len(resumed))
+        prepared = self._processor.prepare(submission, message, token_ids, None)
         self.state = prepared.state
         assert self._processor.add(self.state)
         self._stream = AsyncStream(params.output_kind, self.state)
