@@ -1,5 +1,6 @@
 """Models that take pictures: their answers, and what is shared and computed again of their pictures."""
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from tiny_pictures import FAMILIES, Family, tiny_model
 
 from engine_server import EngineArgs, LLMEngine, RequestOutput, SamplingParams
 from engine_server.core.encoding.request_pictures import EncoderInputs
+from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.messages import RawTensor
 from engine_server.requests.prompts import TokensPrompt
+from engine_server.requests.structured_outputs import StructuredOutputsParams
 
 TOKENS = 6
 SMALL, WIDE, TALL = random_image(1, 30, 30), random_image(2, 60, 28), random_image(3, 20, 56)
@@ -309,3 +312,41 @@ def test_aborted_requests_leave_nothing(models: Any, tmp_path: Path) -> None:
     engine.abort_request(["0", "1", "2"])
     engine.check_integrity()
     assert not any(rows.holders for rows in engine._core.scheduler.pictures._rows.values())
+
+
+def test_drafts_of_ngrams_change_no_answer_about_a_picture(models: Any, finish: Finish) -> None:
+    model = models("smolvlm")
+    settings = {
+        "method": "ngram",
+        "num_speculative_tokens": 3,
+        "prompt_lookup_max": 2,
+        "prompt_lookup_min": 1,
+    }
+    engine = make(model, speculative_config=settings)
+    parts = ["ab" * 8, SMALL, "ab" * 8]
+    assert (
+        answer(engine, finish, model.prompt(parts)).outputs[0].token_ids == model.expected(parts, TOKENS)[1]
+    )
+
+
+def test_grammars_and_penalties_apply_after_a_picture(models: Any, finish: Finish) -> None:
+    model = models("smolvlm")
+    engine = make(model)
+    grammar = SamplingParams(
+        temperature=0, max_tokens=TOKENS, structured_outputs=StructuredOutputsParams(regex="[ab]{4}")
+    )
+    assert re.fullmatch("[ab]{4}", answer(engine, finish, model.prompt(ONE), grammar).outputs[0].text)
+    penalised = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, frequency_penalty=2.0)
+    tokens = answer(engine, finish, model.prompt(ONE), penalised).outputs[0].token_ids
+    assert len(set(tokens)) == TOKENS
+
+
+def test_prompts_that_take_no_pictures_are_refused_by_name(models: Any) -> None:
+    model = models("smolvlm")
+    engine = make(model)
+    placeholder = {"prompt_token_ids": [5, model.image_token_id, 6]}
+    with pytest.raises(InvalidRequestError, match="stands for a picture"):
+        engine.add_request("x", placeholder, greedy())
+    cut = SamplingParams(max_tokens=1, truncate_prompt_tokens=4)
+    with pytest.raises(InvalidRequestError, match="can't cut a prompt with pictures"):
+        engine.add_request("x", model.prompt(ONE), cut)
