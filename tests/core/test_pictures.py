@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from picture_prompts import PictureModel, random_image
@@ -13,6 +14,7 @@ from tiny_pictures import FAMILIES, Family, tiny_model
 
 from engine_server import EngineArgs, LLMEngine, RequestOutput, SamplingParams
 from engine_server.core.encoding.request_pictures import EncoderInputs
+from engine_server.engine.input.picture_start import StartedPictures
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.messages import RawTensor
 from engine_server.requests.prompts import TokensPrompt
@@ -43,9 +45,10 @@ def make(model: PictureModel, **options: Any) -> LLMEngine:
         "dtype": "float32", "max_model_len": 512, "max_num_seqs": 4, "max_num_batched_tokens": 512,
         "num_gpu_blocks_override": 160, "block_size": 8, "disable_log_stats": True, **options,
     }  # fmt: skip
-    engine = LLMEngine.from_engine_args(EngineArgs(model=str(model.folder), **settings))
+    started: Any = StartedPictures(model.pictures)  # type: ignore[arg-type]
+    with patch("engine_server.engine.llm_engine.start_pictures", return_value=started):
+        engine = LLMEngine.from_engine_args(EngineArgs(model=str(model.folder), **settings))
     assert engine.model_config.refuses_pictures == ""
-    engine._front_end.take_pictures(model.pictures)
     model.pictures.digests.clear()
     return engine
 

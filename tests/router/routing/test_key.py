@@ -30,7 +30,9 @@ def expected_text(value) -> str:
     if isinstance(value, list):
         text = "\n".join(part["text"] for part in value if isinstance(part.get("text"), str))[:CHARS]
         return (
-            f"{text}\n{xxh3_64_hexdigest(json.dumps(PICTURE))}" if {"image_url": PICTURE} in value else text
+            f"{text}\n{xxh3_64_hexdigest(json.dumps(PICTURE).encode())}"
+            if {"image_url": PICTURE} in value
+            else text
         )
     return value[:CHARS] if isinstance(value, str) else ""
 

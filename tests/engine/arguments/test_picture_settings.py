@@ -1,9 +1,10 @@
-"""vLLM's form of a limit of pictures."""
+"""vLLM's forms of settings of pictures."""
 
 from typing import Any
 
 import pytest
-from engine_server.engine.arguments.picture_limit import picture_limit
+
+from engine_server.engine.arguments.picture_settings import picture_limit, picture_options
 
 
 @pytest.mark.parametrize(
@@ -32,3 +33,9 @@ def test_limit_is_that_of_images(limits: dict[str, Any], most: int) -> None:
 def test_other_limits_are_refused(limits: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         picture_limit(limits)
+
+
+def test_options_of_the_processor_are_its_size_alone() -> None:
+    assert picture_options({"size": {"longest_edge": 512}}) == {"size": {"longest_edge": 512}}
+    with pytest.raises(ValueError, match="mm_processor_kwargs has 'num_crops'; it takes size"):
+        picture_options({"num_crops": 4})
