@@ -4,6 +4,7 @@ from fault import Fault
 
 REQUEST = "engine_server/core/scheduling/request.py"
 SCHEDULER = "engine_server/core/scheduling/scheduler.py"
+HASHING = "engine_server/core/scheduling/hashing.py"
 WAITING = "engine_server/core/scheduling/waiting.py"
 SCHEDULER_TESTS = ("tests/core/test_scheduler.py", "tests/core/test_scheduled_drafts.py")
 
@@ -103,9 +104,9 @@ FAULTS = (
     ),
     Fault(
         "the last token of a cached prompt is never computed",
-        SCHEDULER,
-        "count = (len(request.token_ids) - 1) // self.table.block_size",
-        "count = len(request.token_ids) // self.table.block_size",
+        HASHING,
+        "(len(request.token_ids) - 1) // self._known.block_size",
+        "len(request.token_ids) // self._known.block_size",
         ("tests/core/test_prefix_cache.py",),
     ),
     Fault(
