@@ -20,9 +20,9 @@ class CompletionOutput:
 
     logprobs: for each token the sampled token first, then the likeliest ones; {} for a resumed token.
     finish_reason: None while it runs; "stop" (end of sequence, stop token or stop string), "length", "abort",
-    "timeout" or "error".
+    "timeout", "error" or "refused".
     stop_reason: the stop string or stop token id that ended it, None for the model's own end of sequence; the
-    message of an error.
+    message of an error or a refusal.
     resumed_text: the text that became visible with each token of `resume_token_ids`; in a request's first output alone.
     """
 

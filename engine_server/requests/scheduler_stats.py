@@ -4,7 +4,8 @@ from typing import Literal
 
 import msgspec
 
-FinishReason = Literal["stop", "length", "abort", "error", "timeout"]
+# "refused": the model can't take a part of the prompt.
+FinishReason = Literal["stop", "length", "abort", "error", "timeout", "refused"]
 
 
 class SchedulerStats(msgspec.Struct, array_like=True, frozen=True):

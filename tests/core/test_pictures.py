@@ -276,7 +276,7 @@ def test_a_picture_that_the_model_cannot_take_ends_its_request_alone(
     engine.add_request("bad", bad, greedy())
     engine.add_request("good", model.prompt(["Look: ", WIDE]), greedy())
     outputs = finish(engine)
-    assert outputs["bad"].outputs[0].finish_reason == "error"
+    assert outputs["bad"].outputs[0].finish_reason == "refused"
     assert "picture" in str(outputs["bad"].outputs[0].stop_reason)
     assert outputs["good"].outputs[0].token_ids == model.expected(["Look: ", WIDE], TOKENS)[1]
     engine.check_integrity()

@@ -18,7 +18,7 @@ pytestmark = [needs_kernels, pytest.mark.usefixtures("shared_trials")]
 LENGTHS = (3, 14, 5, 9, 4, 7)
 NEW_TOKENS = 12
 # The oldest supported release of transformers; docs/models.md describes the newest.
-OLDEST = "5.17.0"
+OLDEST = "5.18.0"
 
 
 class Steps(StatLoggerBase):

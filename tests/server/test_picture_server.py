@@ -142,6 +142,16 @@ def test_wrong_pictures_are_refused_by_name_and_the_engine_goes_on(client: opena
     assert tokens_of(client, part(encoded(UPRIGHT)))
 
 
+def test_picture_that_the_encoder_cannot_take_is_refused_and_the_engine_goes_on(tmp_path: Path) -> None:
+    model = tiny_model("mistral3", tmp_path)
+    with running_engine("--load-format=auto", model=str(model), names=["smollm2"]) as server:
+        server.wait_until_ready()
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+            with pytest.raises(openai.BadRequestError, match="the model can't take the picture"):
+                tokens_of(client, part(encoded(random_image(1, 1, 1))))  # one patch of merged ones
+            assert tokens_of(client, part(encoded(UPRIGHT)))
+
+
 def test_modalities_and_metrics_are_told(server: EngineProcess, client: openai.OpenAI) -> None:
     tokens_of(client, part(encoded(UPRIGHT)))
     (model,) = server.get("/v1/models").json["data"]

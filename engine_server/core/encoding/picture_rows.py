@@ -84,7 +84,7 @@ class PictureRows:
         for digest in missing:
             self._advance(pictures, digest)
         if all(self._rows[digest].encoded for digest in missing if digest in self._rows):
-            return pictures.error is None
+            return not pictures.failed
         return self._pass_over(pictures)
 
     def use(self, pictures: RequestPictures, computed: int) -> None:
@@ -182,7 +182,7 @@ class PictureRows:
             self._counts.seconds += time.perf_counter() - started
             if error is not None:
                 for holder in rows.holders:
-                    holder.error = error
+                    holder.misfit = error
                 self._forget([digest])
                 self._wake()
 
@@ -194,7 +194,7 @@ class PictureRows:
         """Return False for a request that can't run now; it is looked at again when something may have changed."""
         missing = [digest for digest in pictures.held if not self._rows[digest].encoded]
         can_encode = any(self._inputs_of(digest) is not None for digest in missing)
-        pictures.waiting = pictures.error is None and not can_encode
+        pictures.waiting = not (pictures.failed or can_encode)
         if pictures.waiting:
             self._passed_over.add(pictures)
         return False

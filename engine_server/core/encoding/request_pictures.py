@@ -31,8 +31,14 @@ class RequestPictures:
     held: set[str] = field(default_factory=set)
     # It can't run before a message arrives, or another request lets go of rows.
     waiting: bool = False
-    # Why a picture of it can't be encoded.
+    # Why a picture's inputs can't be had.
     error: str | None = None
+    # Why the model can't take a picture.
+    misfit: str | None = None
+
+    @property
+    def failed(self) -> bool:
+        return self.error is not None or self.misfit is not None
 
     def needed_from(self, start: int) -> dict[str, int]:
         """Return the pictures of which tokens from `start` on need rows, each with the number of all its rows."""

@@ -202,6 +202,11 @@ class Request(ABC):
         return self.adapters.error or (self.pictures.error if self.pictures is not None else None)
 
     @property
+    def misfit(self) -> str | None:
+        """Why the model can't take its prompt."""
+        return None if self.pictures is None else self.pictures.misfit
+
+    @property
     def spans(self) -> Sequence[Span]:
         """The embeddings in place of those of its tokens, in order. Its prompt adapter must be in memory."""
         if self.adapters.prompt is None:

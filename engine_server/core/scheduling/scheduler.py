@@ -20,7 +20,7 @@ from engine_server.core.scheduling.step_result import StepResult
 from engine_server.core.scheduling.verification import verified_results
 from engine_server.core.scheduling.waiting import waiting_requests
 from engine_server.requests.messages import RequestStep
-from engine_server.requests.scheduler_stats import SchedulerStats
+from engine_server.requests.scheduler_stats import FinishReason, SchedulerStats
 
 # Maximum number of attempts to compute a request whose steps run out of memory; each halves the step.
 MOST_RETRIES = 5
@@ -174,8 +174,12 @@ class Scheduler:
         """End the waiting requests whose adapter or picture can't be prepared, and return their last steps."""
         if not (self.adapters or self.pictures):
             return []
-        failed = [(one, one.error) for one in self.waiting]
-        return [self.fail(request, error) for request, error in failed if error]
+        failed = [(one, one.error or one.misfit) for one in self.waiting]
+        return [
+            self.fail(request, error, "error" if request.error else "refused")
+            for request, error in failed
+            if error
+        ]
 
     def needs_results(self, batch: Batch) -> bool:
         """Return True if an earlier step's tokens must be known before those of `batch` can be sampled."""
@@ -193,14 +197,14 @@ class Scheduler:
             if request in self  # otherwise it has ended since
         ]
 
-    def fail(self, request: Request, error: str) -> RequestStep:
+    def fail(self, request: Request, error: str, reason: FinishReason = "error") -> RequestStep:
         """End a request with an error, and erase its blocks, whose content may be arbitrary."""
         if request.row is None:
             self.waiting.remove(request)
         else:
             self.erase(self._release(request, computed=0))
         self._forget(request)
-        return RequestStep(request.request_id, [], finish_reason="error", error=error)
+        return RequestStep(request.request_id, [], finish_reason=reason, error=error)
 
     def retry(self, batch: Batch, error: str) -> list[RequestStep]:
         """Requeue a batch that did not fit into memory, for steps half as large; end requests that no size helps.

@@ -79,6 +79,8 @@ def raise_if_failed(output: CompletionOutput) -> None:
     """Raise ApiError for an output that ended without an answer."""
     if output.finish_reason == "error":
         raise ApiError(ErrorCode.REQUEST_FAILED, f"the request failed: {output.stop_reason}")
+    if output.finish_reason == "refused":
+        raise ApiError(ErrorCode.INVALID_VALUE, str(output.stop_reason))
     if output.finish_reason == "abort":
         message = "the request was aborted by the server"
         raise ApiError(ErrorCode.ABORTED, message, retry_after=1)

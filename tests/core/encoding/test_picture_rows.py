@@ -129,10 +129,10 @@ def test_a_picture_that_cannot_be_encoded_fails_its_requests_alone() -> None:
     device.error = "the model can't take it"
     passes(rows, bad)
     device.error = None
-    assert bad.error == "the model can't take it" and not bad.waiting
+    assert bad.misfit == "the model can't take it" and not bad.waiting
     rows.release(bad)
     assert passes(rows, good) == [True]
-    assert good.error is None
+    assert not good.failed
 
 
 def test_an_answer_without_inputs_fails_the_request() -> None:
