@@ -17,7 +17,7 @@ from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.pictures import Picture
 from engine_server.requests.sampling_params import SamplingParams
 
-pytestmark = pytest.mark.transformers
+ANY_VERSION = pytest.mark.transformers
 
 OPENED = {"add_generation_prompt": True}
 
@@ -72,7 +72,14 @@ STRINGS: list[list[Any]] = [["<image>", IMAGE, "a<image>"], ["<image>"], [IMAGE]
 # Idefics3's processor counts image tokens that are plain text.
 @pytest.mark.parametrize(
     "family, turns",
-    [("llava", ONE), ("llava", THREE), ("llava", STRINGS), ("idefics3", ONE), ("idefics3", THREE)],
+    [
+        ("llava", STRINGS),  # the reference sanitizes texts since 5.20
+        *(
+            pytest.param(family, turns, marks=ANY_VERSION)
+            for family in ("llava", "idefics3")
+            for turns in (ONE, THREE)
+        ),
+    ],
 )
 def test_tokens_are_those_of_transformers_processor(
     family: Any, turns: list[list[Any]], tmp_path: Path

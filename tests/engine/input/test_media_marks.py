@@ -46,7 +46,6 @@ TEXTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.transformers
 @pytest.mark.parametrize("name", TOKENIZERS)
 @pytest.mark.parametrize("text", TEXTS)
 def test_tokens_are_those_of_transformers_sanitized_chat(name: str, text: str) -> None:
