@@ -43,7 +43,7 @@ class FakePictures:
         done.set_result(None)
         return done
 
-    def process(self, picture: Picture, caller: str | None) -> Future[Any]:
+    def describe(self, picture: Picture, caller: str | None) -> Future[Any]:
         done: Future[Any] = Future()
         digest = self.digest(picture)
         self.processed.append(digest)
@@ -53,7 +53,12 @@ class FakePictures:
         else:
             begin, end = self._around
             self._known[digest] = begin + self.image_token * len(picture.data) + end
-            done.set_result(ProcessedPicture(self._known[digest], {}))
+            done.set_result(self._known[digest])
+        return done
+
+    def process(self, picture: Picture, caller: str | None) -> Future[ProcessedPicture]:
+        done: Future[ProcessedPicture] = Future()
+        done.set_result(ProcessedPicture(self._known[self.digest(picture)], {}))
         return done
 
 

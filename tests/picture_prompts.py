@@ -33,6 +33,8 @@ class InlinePictures:
     processor: PictureProcessor
     images: dict[str, Image.Image] = field(default_factory=dict)
     digests: list[str] = field(default_factory=list)
+    # What the encoder gets in place of a picture's own inputs, by digest.
+    faults: dict[str, dict[str, RawTensor]] = field(default_factory=dict)
 
     @property
     def image_token(self) -> str:
@@ -56,7 +58,7 @@ class InlinePictures:
     def processed(self, picture: Picture) -> ProcessedPicture:
         replacement, arrays = self.processor.process(self.images[picture.sha256])
         inputs = {name: RawTensor.of(torch.from_numpy(array)) for name, array in arrays.items()}
-        return ProcessedPicture(replacement, inputs)
+        return ProcessedPicture(replacement, self.faults.get(picture.sha256, inputs))
 
     def take_stats(self) -> PictureStats:
         return PictureStats()
@@ -64,6 +66,11 @@ class InlinePictures:
     def measure(self, pictures: Sequence[Picture], caller: str | None) -> Future[Any]:
         done: Future[Any] = Future()
         done.set_result(None)
+        return done
+
+    def describe(self, picture: Picture, caller: str | None) -> Future[str]:
+        done: Future[str] = Future()
+        done.set_result(self.processed(picture).replacement)
         return done
 
     def process(self, picture: Picture, caller: str | None) -> Future[ProcessedPicture]:
@@ -88,10 +95,8 @@ class PictureModel:
         token_ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         return token_ids
 
-    def prompt(
-        self, parts: Sequence[str | Image.Image], sends_inputs: bool = True, **more: Any
-    ) -> TokensPrompt:
-        """Return the prompt of text and pictures in their order. sends_inputs: with what the encoder takes."""
+    def prompt(self, parts: Sequence[str | Image.Image], **more: Any) -> TokensPrompt:
+        """Return the prompt of text and pictures in their order."""
         token_ids: list[int] = []
         pictures: list[PromptPicture] = []
         for part in parts:
@@ -102,8 +107,7 @@ class PictureModel:
             processed = self.pictures.processed(picture)
             own = self.encode(processed.replacement)
             runs = runs_of(own, self.image_token_id, len(token_ids))
-            inputs = processed.inputs if sends_inputs else None
-            pictures.append(PromptPicture(picture, picture.sha256, runs, inputs))
+            pictures.append(PromptPicture(picture, picture.sha256, runs))
             token_ids += own
         return {"prompt_token_ids": token_ids, "pictures": pictures, **more}
 

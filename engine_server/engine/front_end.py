@@ -50,6 +50,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+# Of the pictures, as they were sent, of all requests in flight, which may be processed again.
+MOST_PICTURE_BYTES = 1 << 30
+
+
 class FrontEnd:
     """The tokenizer, request states and stat loggers of one engine.
 
@@ -231,10 +235,19 @@ class FrontEnd:
         Raises InvalidRequestError if a request with its id is in flight, QueueFullError if there is no room.
         """
         self.check_room(len(prepared.message.request_ids))
+        self._check_picture_room(prepared.state.picture_bytes)
         request_id = prepared.state.request_id
         if request_id in self.requests:
             raise InvalidRequestError(f"a request with the id {quote(request_id)} is in flight", "request_id")
         return prepared.message if self.requests.add(prepared.state) else None
+
+    def _check_picture_room(self, size: int) -> None:
+        """Raise QueueFullError if the pictures of requests in flight would take too much memory with `size` more."""
+        if size and size + sum(state.picture_bytes for state in self.requests) > MOST_PICTURE_BYTES:
+            self.loggers.record(None, IterationStats(num_rejected=1))
+            raise QueueFullError(
+                f"the pictures of all requests in flight take more than {MOST_PICTURE_BYTES >> 20} MiB; try again later"
+            )
 
     def process(
         self,

@@ -1,6 +1,7 @@
 """The pictures of requests, before these are queued."""
 
 import hashlib
+import weakref
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -15,6 +16,7 @@ from engine_server.forks.forked_tasks import ForkedTasks
 from engine_server.forks.task_line import CallerId, Shares, TaskLine
 from engine_server.modeling.pictures.errors import UnsupportedPicturesError
 from engine_server.modeling.platform.cpu_quota import available_cpus
+from engine_server.pictures.kept_inputs import KeptInputs
 from engine_server.pictures.messages import (
     Describe,
     Description,
@@ -32,6 +34,8 @@ from engine_server.requests.pictures import Picture, ProcessedPicture
 
 MOST_FORKS = 4
 MOST_WAITING = 256
+# Of what is kept for models' encoders; a screenshot may become 50 MB.
+MOST_INPUT_BYTES = 128 << 20
 # Of the replacement texts that are remembered.
 MOST_CHARACTERS = 1 << 24
 ENVIRONMENT = {
@@ -65,6 +69,7 @@ class Pictures(ForkedTasks[Outcome]):
         # By digest, the least recently used first.
         self._replacements: OrderedDict[str, str] = OrderedDict()
         self._characters = 0
+        self._inputs = KeptInputs(MOST_INPUT_BYTES)
         self._stats = PictureStats()
         try:
             described = self._submit(b"", Describe(), None).result()
@@ -110,17 +115,53 @@ class Pictures(ForkedTasks[Outcome]):
         digest = hashlib.sha256(msgspec.msgpack.encode([picture.sha256 for picture in pictures])).digest()
         return self._submit(digest, Measure([picture.data for picture in pictures]), caller)
 
+    def describe(self, picture: Picture, caller: CallerId) -> Future[str]:
+        """Return the text for a picture, once it is processed. A caller that no longer wants it cancels it.
+
+        What the encoder takes is kept for `process`, as long as there is room. The future raises what that of `process`
+        raises, and so does the call.
+        """
+        text: Future[str] = Future()
+        pending = self._submit_picture(picture, caller)
+        known = weakref.ref(pending)  # since `text` may outlive it, whose result is large
+
+        def finish(done: Future[ProcessedPicture]) -> None:
+            if not text.set_running_or_notify_cancel():
+                return
+            error = done.exception()
+            if error is None:
+                text.set_result(done.result().replacement)
+            else:
+                text.set_exception(error)
+
+        def withdraw(cancelled: Future[str]) -> None:
+            if cancelled.cancelled() and (running := known()) is not None:
+                running.cancel()
+
+        text.add_done_callback(withdraw)
+        pending.add_done_callback(finish)
+        return text
+
     def process(self, picture: Picture, caller: CallerId) -> Future[ProcessedPicture]:
         """Return what the model takes for a picture, once it is processed. A caller that no longer wants it cancels it.
 
         The future fails with InvalidRequestError for a picture that can't be taken. Raises the same for too many bytes,
         QueueFullError, or ShareUsedError if the caller has too many pictures that wait.
         """
+        pending = self._submit_picture(picture, caller)
+        with self._lock:
+            self._inputs.pop(bytes.fromhex(self.digest(picture)))
+        return pending
+
+    def _submit_picture(self, picture: Picture, caller: CallerId) -> Future[ProcessedPicture]:
         if excess := PICTURE_BYTES.exceeded(len(picture.data)):
             raise InvalidRequestError(excess)
         digest = bytes.fromhex(self.digest(picture))
         pending = self._submit(digest, Process(picture.data, picture.low_detail), caller)
         return cast("Future[ProcessedPicture]", pending)
+
+    def _known(self, digest: bytes) -> Outcome | None:
+        return self._inputs.find(digest)
 
     def _start_worker(self, finish: Finish) -> ForkWorker:
         return ForkWorker("engine_server.pictures.picture_process", self._settings, finish, ENVIRONMENT)
@@ -138,9 +179,10 @@ class Pictures(ForkedTasks[Outcome]):
         return ProcessedPicture(reply.replacement, reply.inputs, reply.seconds)
 
     def _keep(self, digest: bytes, result: Outcome) -> None:
-        """Remember a picture's replacement text."""
+        """Remember a picture's replacement text, and what its encoder takes for a while."""
         if not isinstance(result, ProcessedPicture):
             return
+        self._inputs.keep(digest, result)
         self._stats.seconds.append(result.seconds)
         forgotten = self._replacements.pop(digest.hex(), "")
         self._replacements[digest.hex()] = result.replacement

@@ -112,8 +112,6 @@ class AddRequest(Message):
     cache_scope: str | None = None
     # In order.
     picture_spans: list[PictureSpan] = []
-    # Of the pictures that are new, by digest; the core asks for the others if it lacks their rows.
-    picture_inputs: dict[str, EncoderInputs] = {}
 
     @property
     def num_tokens(self) -> int:

@@ -35,8 +35,6 @@ class PromptPicture:
     digest: str
     # In the order of the picture's rows.
     runs: tuple[PlaceholderRun, ...]
-    # What the model's encoder takes, by name, where the processor has just computed it.
-    inputs: dict[str, RawTensor] | None = None
 
 
 @dataclass(frozen=True, slots=True)

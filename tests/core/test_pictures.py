@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -14,8 +15,9 @@ from tiny_pictures import FAMILIES, Family, tiny_model
 
 from engine_server import EngineArgs, LLMEngine, RequestOutput, SamplingParams
 from engine_server.core.encoding.request_pictures import EncoderInputs
+from engine_server.engine import front_end
 from engine_server.engine.input.picture_start import StartedPictures
-from engine_server.requests.errors import InvalidRequestError
+from engine_server.requests.errors import InvalidRequestError, QueueFullError
 from engine_server.requests.messages import RawTensor
 from engine_server.requests.prompts import TokensPrompt
 from engine_server.requests.structured_outputs import StructuredOutputsParams
@@ -147,9 +149,9 @@ def test_prefixes_are_found_before_inside_and_after_a_picture(
     lengths = set()
     for kept in range(len(prompt["prompt_token_ids"]) // 4 + 1):
         engine.reset_prefix_cache()
-        answer(engine, finish, model.prompt(ONE, sends_inputs=False))
+        answer(engine, finish, model.prompt(ONE))
         keep_blocks(engine, kept)
-        output = answer(engine, finish, model.prompt(ONE, sends_inputs=False))
+        output = answer(engine, finish, model.prompt(ONE))
         assert output.outputs[0].token_ids == expected
         lengths.add(output.num_cached_tokens)
     last = prompt["pictures"][0].runs[-1]
@@ -174,7 +176,7 @@ def test_a_picture_is_encoded_once_for_the_turns_of_a_conversation(models: Any, 
     parts: list[str | Image.Image] = []
     for turn in range(4):
         parts += [f"Turn {turn}: ", random_image(10 + turn, 30, 30), " and? "]
-        answer(engine, finish, model.prompt(parts, sends_inputs=False))
+        answer(engine, finish, model.prompt(parts))
     assert len(model.pictures.digests) == len(encoded) == 4
 
 
@@ -240,9 +242,9 @@ def test_rows_are_made_again_after_sleep_and_reset(models: Any, finish: Finish) 
     for level in (1, 2):
         engine.sleep(level)
         engine.wake_up()
-        assert answer(engine, finish, model.prompt(ONE, sends_inputs=False)).outputs[0].token_ids == expected
+        assert answer(engine, finish, model.prompt(ONE)).outputs[0].token_ids == expected
     engine.reset_prefix_cache()
-    assert answer(engine, finish, model.prompt(ONE, sends_inputs=False)).outputs[0].token_ids == expected
+    assert answer(engine, finish, model.prompt(ONE)).outputs[0].token_ids == expected
     assert len(encoded) == 4
 
 
@@ -259,20 +261,20 @@ def test_a_sleep_in_the_middle_of_a_picture_loses_nothing(models: Any, finish: F
 
 @pytest.mark.parametrize("fault", ["not finite", "rows", "argument"])
 def test_a_picture_that_the_model_cannot_take_ends_its_request_alone(
-    models: Any, finish: Finish, fault: str
+    models: Any, finish: Finish, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = models("smolvlm")
     engine = make(model)
     bad = model.prompt(ONE)
-    inputs = bad["pictures"][0].inputs
-    assert inputs is not None
+    digest = bad["pictures"][0].digest
+    inputs = model.pictures.processed(bad["pictures"][0].picture).inputs
     pixels = inputs["pixel_values"].tensor()
-    if fault == "not finite":
-        inputs["pixel_values"] = RawTensor.of(pixels * float("nan"))
-    elif fault == "rows":
-        inputs["pixel_values"] = RawTensor.of(pixels[:, :0])
-    else:
-        inputs["pixel_values"] = RawTensor.of(pixels[..., :-1])
+    wrong = {
+        "not finite": pixels * float("nan"),
+        "rows": pixels[:, :0],
+        "argument": pixels[..., :-1],
+    }
+    monkeypatch.setitem(model.pictures.faults, digest, {**inputs, "pixel_values": RawTensor.of(wrong[fault])})
     engine.add_request("bad", bad, greedy())
     engine.add_request("good", model.prompt(["Look: ", WIDE]), greedy())
     outputs = finish(engine)
@@ -353,3 +355,26 @@ def test_prompts_that_take_no_pictures_are_refused_by_name(models: Any) -> None:
     cut = SamplingParams(max_tokens=1, truncate_prompt_tokens=4)
     with pytest.raises(InvalidRequestError, match="can't cut a prompt with pictures"):
         engine.add_request("x", model.prompt(ONE), cut)
+
+
+def test_pictures_of_requests_in_flight_have_bounded_memory(
+    models: Any, finish: Finish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = models("smolvlm")
+    engine = make(model)
+    monkeypatch.setattr(front_end, "MOST_PICTURE_BYTES", 250)
+
+    def prompt(seed: int) -> TokensPrompt:
+        found = model.prompt(["x", random_image(seed, 30, 30)])
+        found["pictures"] = [
+            replace(one, picture=replace(one.picture, data=bytes(100))) for one in found["pictures"]
+        ]
+        return found
+
+    engine.add_request("1", prompt(1), greedy())
+    engine.add_request("2", prompt(2), greedy())
+    with pytest.raises(QueueFullError, match="pictures of all requests in flight"):
+        engine.add_request("3", prompt(3), greedy())
+    finish(engine)
+    engine.add_request("3", prompt(3), greedy())
+    assert finish(engine)["3"].finished

@@ -302,3 +302,14 @@ def test_reply_with_a_wrong_tensor_is_refused(tensor: RawTensor) -> None:
 def test_engines_process_imports_no_decoder() -> None:
     script = "import sys, engine_server.pictures.pictures; sys.exit('PIL' in sys.modules or 'torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True, env=os.environ)
+
+
+def test_described_picture_is_processed_once_for_the_core(pictures: Pictures) -> None:
+    pictures.take_stats()
+    good = numbered(301)
+    assert pictures.describe(good, None).result(SECONDS)
+    first, second = (pictures.process(good, None).result(SECONDS) for _ in range(2))
+    assert first == second or first.inputs == second.inputs
+    assert len(pictures.take_stats().seconds) == 2  # the first was kept, and then given away
+    with pytest.raises(InvalidRequestError):
+        pictures.describe(sent(b"bad"), None).result(SECONDS)

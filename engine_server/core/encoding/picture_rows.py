@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from engine_server.core.encoding.request_pictures import EncoderInputs, RequestPictures, read_inputs
 from engine_server.requests.messages import PictureInputs, PictureWanted
 
+# Pictures whose inputs are asked for, or wait to be encoded: one is processed while another is encoded. They are large.
+MOST_AWAITED = 2
+
 # Encodes a picture, by digest, to a number of rows on every rank; returns the reason if it can't be done.
 Encode = Callable[[str, EncoderInputs, int], str | None]
 
@@ -170,7 +173,7 @@ class PictureRows:
         """Encode a picture if any request has its inputs and none was encoded before this step; else ask for them."""
         rows, inputs = self._rows[digest], self._inputs_of(digest)
         if inputs is None:
-            if not any(digest in one.asked for one in rows.holders):
+            if not any(digest in one.asked for one in rows.holders) and self._num_awaited() < MOST_AWAITED:
                 pictures.asked.add(digest)
                 self._wanted.append(PictureWanted(pictures.request_id, digest))
         elif self._may_encode:
@@ -184,7 +187,12 @@ class PictureRows:
                 for holder in rows.holders:
                     holder.misfit = error
                 self._forget([digest])
-                self._wake()
+            self._wake()
+
+    def _num_awaited(self) -> int:
+        """Return how many pictures were asked for and are not encoded yet."""
+        holders = {holder for rows in self._rows.values() if not rows.encoded for holder in rows.holders}
+        return sum(len(one.asked) + len(one.inputs) for one in holders)
 
     def _inputs_of(self, digest: str) -> dict[str, EncoderInputs] | None:
         """Return the inputs of a request that has those of a picture whose rows it holds."""

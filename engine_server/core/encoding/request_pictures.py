@@ -23,8 +23,8 @@ class RequestPictures:
     request_id: str
     # In order.
     spans: Sequence[Span]
-    # Of the pictures that are not encoded yet, by digest, as far as they have arrived; shared by a prompt's choices.
-    inputs: dict[str, EncoderInputs]
+    # Of the pictures that are about to be encoded, by digest, as far as they have arrived.
+    inputs: dict[str, EncoderInputs] = field(default_factory=dict)
     # The pictures whose inputs the front end was asked for.
     asked: set[str] = field(default_factory=set)
     # The pictures whose rows stay until the request lets go of them.

@@ -13,7 +13,7 @@ from engine_server.core.draft_state.draft_cache import DraftCache
 from engine_server.core.draft_state.draft_history import DraftHistory
 from engine_server.core.draft_state.draft_source import DraftSource
 from engine_server.core.draft_state.ngram_index import NgramIndex
-from engine_server.core.encoding.request_pictures import RequestPictures, read_inputs
+from engine_server.core.encoding.request_pictures import RequestPictures
 from engine_server.core.scheduling.block_hashes import STRETCH, KnownHashes, Stretch
 from engine_server.core.scheduling.step_result import StepResult
 from engine_server.core.span import Span
@@ -119,11 +119,10 @@ class Request(ABC):
         of_pictures = [
             Span(one.start, one.length, one.digest, None, one.first) for one in message.picture_spans
         ]
-        inputs = {digest: read_inputs(raw) for digest, raw in message.picture_inputs.items()}
         for request in requests:
             request.prompt_spans = spans + of_pictures
             if of_pictures:
-                request.pictures = RequestPictures(request.request_id, of_pictures, inputs)
+                request.pictures = RequestPictures(request.request_id, of_pictures)
             request.prompt_hashes = requests[0].prompt_hashes
         return requests
 

@@ -15,9 +15,9 @@ def pictures_of(prompt: object) -> Sequence[PromptPicture]:
 
 
 def place_pictures(message: AddRequest, pictures: Sequence[PromptPicture]) -> dict[str, Picture]:
-    """Write the pictures of a prompt to its message; return them by the digests that it has.
+    """Write the places of a prompt's pictures to its message; return the pictures by the digests that it has.
 
-    Pictures that were just processed go with it. The core asks for what it lacks of the others.
+    The core asks for what its encoder takes, once it is about to encode one.
     """
     by_digest = {}
     for one in pictures:
@@ -27,8 +27,6 @@ def place_pictures(message: AddRequest, pictures: Sequence[PromptPicture]) -> di
         for run in one.runs:
             message.picture_spans.append(PictureSpan(run.start, run.length, digest, first))
             first += run.length
-        if one.inputs is not None:
-            message.picture_inputs[digest] = one.inputs
     return by_digest
 
 

@@ -34,8 +34,14 @@ class Pictures(Protocol):
     def measure(self, pictures: Sequence[Picture], caller: str | None) -> Future[Any]:
         """Check the pixels of all new pictures of a request. The future fails with InvalidRequestError."""
 
+    def describe(self, picture: Picture, caller: str | None) -> Future[str]:
+        """Process a picture, and return the text in the place of its image token.
+
+        The call or its result raise InvalidRequestError, QueueFullError or ShareUsedError.
+        """
+
     def process(self, picture: Picture, caller: str | None) -> Future[ProcessedPicture]:
-        """Process a picture. The call or its result raise InvalidRequestError, QueueFullError or ShareUsedError."""
+        """Return what `describe` may have kept of a picture, or process it again; it raises the same errors."""
 
 
 class PendingPictures:
@@ -50,7 +56,7 @@ class PendingPictures:
         self._digests = [processor.digest(picture) for picture in pictures]
         self._replacements: dict[str, str] = {}
         # By digest.
-        self._started: dict[str, Future[ProcessedPicture]] = {}
+        self._started: dict[str, Future[str]] = {}
         new: dict[str, Picture] = {}
         for digest, picture in zip(self._digests, pictures, strict=True):
             if (replacement := processor.replacement(digest)) is None:
@@ -60,7 +66,7 @@ class PendingPictures:
         self._measured = processor.measure(list(new.values()), caller)
         try:
             for digest, picture in new.items():
-                self._started[digest] = processor.process(picture, caller)
+                self._started[digest] = processor.describe(picture, caller)
         except BaseException:
             self.cancel()
             raise
@@ -97,5 +103,4 @@ class PendingPictures:
     def _known(self, digest: str, picture: Picture) -> KnownPicture:
         if digest not in self._started:
             return KnownPicture(picture, digest, self._replacements[digest])
-        processed = self._started[digest].result()
-        return KnownPicture(picture, digest, processed.replacement, processed.inputs)
+        return KnownPicture(picture, digest, self._started[digest].result())

@@ -7,7 +7,6 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from engine_server.requests.errors import InvalidRequestError
-from engine_server.requests.messages import RawTensor
 from engine_server.requests.pictures import Picture, PlaceholderRun, PromptPicture
 
 
@@ -26,8 +25,6 @@ class KnownPicture(NamedTuple):
     picture: Picture
     digest: str
     replacement: str
-    # Where it has just been processed.
-    inputs: dict[str, RawTensor] | None = None
 
 
 def with_placeholders(
@@ -55,7 +52,7 @@ def with_placeholders(
             PlaceholderRun(start + run.start, run.length) for run in runs_of(replacement, image_token_id)
         )
         whole.token_ids.extend(replacement)
-        whole.pictures.append(PromptPicture(known.picture, known.digest, runs, known.inputs))
+        whole.pictures.append(PromptPicture(known.picture, known.digest, runs))
         whole.extents.append(range(start, start + len(replacement)))
     whole.token_ids.extend(token_ids[places[-1] + 1 if places else 0 :])
     return whole
@@ -98,4 +95,4 @@ def cut_prompt(prompt: ProcessedPrompt, tokens: int, side: Literal["left", "righ
 def moved(picture: PromptPicture, distance: int) -> PromptPicture:
     """Return a picture of a prompt that has lost so many tokens at its beginning."""
     runs = tuple(PlaceholderRun(run.start - distance, run.length) for run in picture.runs)
-    return PromptPicture(picture.picture, picture.digest, runs, picture.inputs)
+    return PromptPicture(picture.picture, picture.digest, runs)

@@ -79,6 +79,10 @@ class RequestState(ABC):
         """Let `sink` take the steps that follow, if outputs say no more than a completion's tokens and text."""
 
     @property
+    def picture_bytes(self) -> int:
+        return sum(len(picture.data) for picture in self.pictures.values())
+
+    @property
     def finished(self) -> bool:
         return None not in [completion.finish_reason for completion in self.completions]
 

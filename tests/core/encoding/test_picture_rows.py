@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_server.core.encoding.picture_rows import PictureRows
+from engine_server.core.encoding.picture_rows import MOST_AWAITED, PictureRows
 from engine_server.core.encoding.request_pictures import EncoderInputs, RequestPictures
 from engine_server.core.span import Span
 from engine_server.requests.messages import PictureInputs, RawTensor
@@ -186,3 +186,14 @@ def test_every_request_gets_its_rows_and_no_more_are_kept_than_fit(
                 running.append(one)
         answer(rows, *queue)
     assert not queue
+
+
+def test_inputs_of_few_pictures_are_asked_for_at_a_time() -> None:
+    device = Device()
+    rows, first = rows_for(device, 6), request("1", "abcdef")
+    asked = []
+    while not passes(rows, first)[0]:
+        asked.append(len(answer(rows, first)))
+        assert len(first.inputs) <= MOST_AWAITED
+    assert sum(asked) == 6 and max(asked) <= MOST_AWAITED
+    assert device.log == list("abcdef")
