@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from instant_pictures import InstantPictures, finished
+
 from engine_server.requests.errors import InvalidRequestError
-from engine_server.requests.picture_stats import PictureStats
 from engine_server.requests.pictures import Picture, ProcessedPicture
 
 BROKEN = b"broken"
 
 
-class FakePictures:
+class FakePictures(InstantPictures):
     """Replaces a picture's token by as many as its file has bytes, between `begin` and `end`.
 
     processed: the digests of those that were not known. callers: those who asked for it.
@@ -35,14 +36,6 @@ class FakePictures:
     def replacement(self, digest: str) -> str | None:
         return self._known.get(digest)
 
-    def take_stats(self) -> PictureStats:
-        return PictureStats()
-
-    def measure(self, pictures: Sequence[Picture], caller: str | None) -> Future[Any]:
-        done: Future[Any] = Future()
-        done.set_result(None)
-        return done
-
     def describe(self, picture: Picture, caller: str | None) -> Future[Any]:
         done: Future[Any] = Future()
         digest = self.digest(picture)
@@ -57,9 +50,7 @@ class FakePictures:
         return done
 
     def process(self, picture: Picture, caller: str | None) -> Future[ProcessedPicture]:
-        done: Future[ProcessedPicture] = Future()
-        done.set_result(ProcessedPicture(self._known[self.digest(picture)], {}))
-        return done
+        return finished(ProcessedPicture(self._known[self.digest(picture)], {}))
 
 
 def data_url(data: bytes, parameters: str = "image/png") -> str:

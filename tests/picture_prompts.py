@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 import transformers
+from instant_pictures import InstantPictures, finished
 from PIL import Image
 
 from engine_server.modeling.pictures.processor import PictureProcessor
 from engine_server.requests.messages import RawTensor
-from engine_server.requests.picture_stats import PictureStats
 from engine_server.requests.pictures import Picture, PlaceholderRun, ProcessedPicture, PromptPicture
 from engine_server.requests.prompts import TokensPrompt
 
@@ -24,7 +24,7 @@ def random_image(seed: int, width: int, height: int) -> Image.Image:
 
 
 @dataclass
-class InlinePictures:
+class InlinePictures(InstantPictures):
     """Pictures that this process has made, which are processed without a fork.
 
     digests: of the pictures that were processed, in order.
@@ -60,24 +60,12 @@ class InlinePictures:
         inputs = {name: RawTensor.of(torch.from_numpy(array)) for name, array in arrays.items()}
         return ProcessedPicture(replacement, self.faults.get(picture.sha256, inputs))
 
-    def take_stats(self) -> PictureStats:
-        return PictureStats()
-
-    def measure(self, pictures: Sequence[Picture], caller: str | None) -> Future[Any]:
-        done: Future[Any] = Future()
-        done.set_result(None)
-        return done
-
     def describe(self, picture: Picture, caller: str | None) -> Future[str]:
-        done: Future[str] = Future()
-        done.set_result(self.processed(picture).replacement)
-        return done
+        return finished(self.processed(picture).replacement)
 
     def process(self, picture: Picture, caller: str | None) -> Future[ProcessedPicture]:
         self.digests.append(picture.sha256)
-        done: Future[ProcessedPicture] = Future()
-        done.set_result(self.processed(picture))
-        return done
+        return finished(self.processed(picture))
 
 
 class PictureModel:

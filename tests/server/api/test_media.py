@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from conversation_turns import CHAT, MESSAGES, RESPONSES, call_and_result, text, user
 from local_server import LocalServer, serving
 
-CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 URL = "data:image/png;base64,AAAA"
 # A picture and a file of each API.
 PICTURES: dict[str, dict[str, Any]] = {
@@ -19,34 +19,6 @@ FILES: dict[str, dict[str, Any]] = {
     MESSAGES: {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": ""}},
     RESPONSES: {"type": "input_file", "filename": "a.pdf", "file_data": "data:"},
 }
-TEXTS = {CHAT: "text", MESSAGES: "text", RESPONSES: "input_text"}
-
-
-def text(path: str, content: str) -> dict[str, Any]:
-    return {"type": TEXTS[path], "text": content}
-
-
-def user(path: str, *parts: Any) -> dict[str, Any]:
-    return {
-        "role": "user",
-        "content": [text(path, part) if isinstance(part, str) else part for part in parts],
-    }
-
-
-def call_and_result(path: str, *parts: Any) -> list[dict[str, Any]]:
-    """Return a tool's call, and its result with these parts."""
-    if path == MESSAGES:
-        call = {"type": "tool_use", "id": "1", "name": "look", "input": {}}
-        result = {"type": "tool_result", "tool_use_id": "1", "content": list(parts)}
-        return [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
-    if path == RESPONSES:
-        call = {"type": "function_call", "call_id": "1", "name": "look", "arguments": "{}"}
-        return [call, {"type": "function_call_output", "call_id": "1", "output": list(parts)}]
-    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
-    return [
-        {"role": "assistant", "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "1", "content": list(parts)},
-    ]
 
 
 def ask(server: LocalServer, path: str, turns: list[dict[str, Any]], **fields: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from conversation_turns import CHAT, MESSAGES, RESPONSES, call_and_result, user
 from fake_pictures import BROKEN, FakePictures, data_url
 from local_server import LocalServer, serving
 
@@ -15,9 +16,7 @@ from engine_server.engine.front_end import FrontEnd
 
 pytestmark = pytest.mark.transformers
 
-CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 each_api = pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
-TEXTS = {CHAT: "text", MESSAGES: "text", RESPONSES: "input_text"}
 ANSWER = {"role": "assistant", "content": "A cat."}
 MOST = 3
 
@@ -57,28 +56,6 @@ def picture(path: str, data: bytes, **fields: Any) -> dict[str, Any]:
             return {"type": "input_image", "image_url": data_url(data), **fields}
         case _:
             return {"type": "image_url", "image_url": {"url": data_url(data)}, **fields}
-
-
-def user(path: str, *parts: Any) -> dict[str, Any]:
-    content = [{"type": TEXTS[path], "text": part} if isinstance(part, str) else part for part in parts]
-    return {"role": "user", "content": content}
-
-
-def call_and_result(path: str, *parts: Any) -> list[dict[str, Any]]:
-    """Return a tool's call, and its result with these parts."""
-    parts = tuple(user(path, *parts)["content"])
-    if path == MESSAGES:
-        call = {"type": "tool_use", "id": "1", "name": "look", "input": {}}
-        result = {"type": "tool_result", "tool_use_id": "1", "content": list(parts)}
-        return [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
-    if path == RESPONSES:
-        call = {"type": "function_call", "call_id": "1", "name": "look", "arguments": "{}"}
-        return [call, {"type": "function_call_output", "call_id": "1", "output": list(parts)}]
-    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
-    return [
-        {"role": "assistant", "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "1", "content": list(parts)},
-    ]
 
 
 def field_of(path: str) -> str:
