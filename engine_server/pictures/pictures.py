@@ -2,9 +2,9 @@
 
 import hashlib
 import weakref
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ from engine_server.forks.forked_tasks import ForkedTasks
 from engine_server.forks.task_line import CallerId, Shares, TaskLine
 from engine_server.modeling.pictures.errors import UnsupportedPicturesError
 from engine_server.modeling.platform.cpu_quota import available_cpus
-from engine_server.pictures.kept_inputs import KeptInputs
+from engine_server.pictures.kept import Kept
 from engine_server.pictures.messages import (
     Describe,
     Description,
@@ -66,10 +66,9 @@ class Pictures(ForkedTasks[Outcome]):
         shares = Shares(forks, max(1, forks // 2), MOST_WAITING, MOST_WAITING // 2)
         super().__init__(TaskLine("pictures", "to be processed", shares), "pictures")
         self._settings = ProcessorSettings(str(folder), dict(options), forks)
-        # By digest, the least recently used first.
-        self._replacements: OrderedDict[str, str] = OrderedDict()
-        self._characters = 0
-        self._inputs = KeptInputs(MOST_INPUT_BYTES)
+        self._replacements: Kept[str] = Kept(MOST_CHARACTERS, len)
+        # Processed pictures that the core has not asked for yet.
+        self._inputs: Kept[ProcessedPicture] = Kept(MOST_INPUT_BYTES, input_bytes)
         self._stats = PictureStats()
         try:
             described = self._submit(b"", Describe(), None).result()
@@ -91,10 +90,8 @@ class Pictures(ForkedTasks[Outcome]):
     def replacement(self, digest: str) -> str | None:
         """Return the text for a picture that was processed before, or None if it is forgotten."""
         with self._lock:
-            found = self._replacements.get(digest)
-            if found is not None:
-                self._replacements.move_to_end(digest)
-                self._stats.remembered += 1
+            found = self._replacements.find(digest)
+            self._stats.remembered += found is not None
             return found
 
     def take_stats(self) -> PictureStats:
@@ -149,9 +146,12 @@ class Pictures(ForkedTasks[Outcome]):
         QueueFullError, or ShareUsedError if the caller has too many pictures that wait.
         """
         pending = self._submit_picture(picture, caller)
-        with self._lock:
-            self._inputs.pop(bytes.fromhex(self.digest(picture)))
+        pending.add_done_callback(partial(self._give_away, self.digest(picture)))
         return pending
+
+    def _give_away(self, digest: str, _: Future[ProcessedPicture]) -> None:
+        with self._lock:
+            self._inputs.pop(digest)
 
     def _submit_picture(self, picture: Picture, caller: CallerId) -> Future[ProcessedPicture]:
         if excess := PICTURE_BYTES.exceeded(len(picture.data)):
@@ -161,7 +161,7 @@ class Pictures(ForkedTasks[Outcome]):
         return cast("Future[ProcessedPicture]", pending)
 
     def _known(self, digest: bytes) -> Outcome | None:
-        return self._inputs.find(digest)
+        return self._inputs.find(digest.hex())
 
     def _start_worker(self, finish: Finish) -> ForkWorker:
         return ForkWorker("engine_server.pictures.picture_process", self._settings, finish, ENVIRONMENT)
@@ -182,17 +182,16 @@ class Pictures(ForkedTasks[Outcome]):
         """Remember a picture's replacement text, and what its encoder takes for a while."""
         if not isinstance(result, ProcessedPicture):
             return
-        self._inputs.keep(digest, result)
+        self._inputs.keep(digest.hex(), result)
         self._stats.seconds.append(result.seconds)
-        forgotten = self._replacements.pop(digest.hex(), "")
-        self._replacements[digest.hex()] = result.replacement
-        self._characters += len(result.replacement) - len(forgotten)
-        while self._characters > MOST_CHARACTERS:
-            _, forgotten = self._replacements.popitem(last=False)
-            self._characters -= len(forgotten)
+        self._replacements.keep(digest.hex(), result.replacement)
 
     def close(self) -> None:
         """End the process; pictures that it has not processed get WorkerEndedError."""
         self._writer.shutdown()
         if self._worker is not None:
             self._worker.close()
+
+
+def input_bytes(picture: ProcessedPicture) -> int:
+    return sum(len(tensor.data) for tensor in picture.inputs.values())

@@ -23,6 +23,7 @@ from engine_server.contract.base.bounds import PICTURE_BYTES
 from engine_server.forks.fork_worker import WorkerEndedError
 from engine_server.modeling.pictures.errors import UnsupportedPicturesError
 from engine_server.modeling.pictures.processor import PictureProcessor
+from engine_server.pictures.kept import Kept
 from engine_server.pictures.messages import Processed, decode_reply
 from engine_server.pictures.pictures import Pictures
 from engine_server.requests.errors import InvalidRequestError, QueueFullError, ShareUsedError
@@ -117,9 +118,10 @@ def test_replacement_text_is_remembered_by_digest(pictures: Pictures) -> None:
 
 def test_remembered_texts_are_bounded(pictures: Pictures, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second, third = (numbered(number) for number in range(3))
-    text = pictures.process(first, None).result(SECONDS).replacement
-    monkeypatch.setattr("engine_server.pictures.pictures.MOST_CHARACTERS", 2 * len(text) + 1)
-    pictures.process(second, None).result(SECONDS)
+    text = pictures.process(numbered(99), None).result(SECONDS).replacement  # all of one size have it
+    monkeypatch.setattr(pictures, "_replacements", Kept(2 * len(text) + 1, len))
+    for each in (first, second):
+        pictures.process(each, None).result(SECONDS)
     assert pictures.replacement(pictures.digest(first)) == text
     pictures.process(third, None).result(SECONDS)
     remembered = [pictures.replacement(pictures.digest(each)) for each in (first, second, third)]

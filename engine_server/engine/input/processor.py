@@ -168,9 +168,8 @@ class Processor:
         if keep is not None:
             token_ids = token_ids[max(0, len(token_ids) - keep) :]
         if fields.token_ids is not None:
-            self._room(
-                token_ids, num_virtual, num_placeholders(fields)
-            )  # before each token is checked, of which there may be millions
+            # Before each token is checked, of which there may be millions.
+            self._room(token_ids, num_virtual, num_placeholders(fields))
             self._check_token_ids(token_ids, "prompt")
             self._check_placeholders(token_ids, fields)
         return token_ids
