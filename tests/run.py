@@ -80,7 +80,8 @@ class Outcome:
     """Counts and durations of the tests of all parts."""
 
     passed: int = 0
-    failed: int = 0
+    # Names of the tests that failed.
+    failed: list[str] = field(default_factory=list)
     # Tests skipped for each reason.
     skipped: Counter[str] = field(default_factory=Counter)
     # Seconds of each test.
@@ -88,10 +89,11 @@ class Outcome:
 
     def add(self, report: Path) -> None:
         for case in ElementTree.parse(report).iter("testcase"):
-            self.seconds.append((float(case.get("time", 0)), f"{case.get('classname')}::{case.get('name')}"))
+            name = f"{case.get('classname')}::{case.get('name')}"
+            self.seconds.append((float(case.get("time", 0)), name))
             skip = case.find("skipped")
             if case.find("failure") is not None or case.find("error") is not None:
-                self.failed += 1
+                self.failed.append(name)
             elif skip is not None:
                 self.skipped[skip.get("message") or "no reason given"] += 1
             else:
@@ -105,9 +107,11 @@ class Outcome:
             print("skipped:")
         for reason, count in self.skipped.most_common():
             print(f"{count:8}    {reason}")
+        for name in self.failed:
+            print(f"failed: {name}")
 
     def counts(self) -> str:
-        return f"{self.passed} passed, {self.failed} failed, {self.skipped.total()} skipped"
+        return f"{self.passed} passed, {len(self.failed)} failed, {self.skipped.total()} skipped"
 
 
 def divide(paths: list[Path], every_tier: bool) -> list[Part]:

@@ -48,7 +48,7 @@ def test_a_failure_in_any_part_fails_the_run_and_is_shown(
     assert not run(parts(tmp_path, monkeypatch, *sources), "default", partial=False)
 
     printed = capfd.readouterr().out
-    assert "the reason" in printed
+    assert "the reason" in printed and "\nfailed: " in printed
     assert printed.splitlines()[-1] == "1 passed, 1 failed, 0 skipped"
 
 

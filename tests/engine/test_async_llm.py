@@ -83,10 +83,11 @@ async def test_deltas_of_several_completions_are_merged_when_the_reader_is_slow(
     slow = tiny.generate(prompt(30), params(RequestOutputKind.DELTA), "slow")
     first = await anext(slow)
     await until_async(lambda: watcher.idle and len(watcher.finished) == 6)
-    (rest,) = await drain(slow)
-    assert first.prompt_logprobs == whole.prompt_logprobs and rest.prompt_logprobs is None
+    rest = await drain(slow)
+    assert len(rest) <= 1  # none if the reader was already slow to take the first
+    assert first.prompt_logprobs == whole.prompt_logprobs and all(one.prompt_logprobs is None for one in rest)
     for one in whole.outputs:
-        pieces = [piece for output in (first, rest) for piece in output.outputs if piece.index == one.index]
+        pieces = [piece for output in (first, *rest) for piece in output.outputs if piece.index == one.index]
         assert [token for piece in pieces for token in piece.token_ids] == one.token_ids
         assert [list(entry) for piece in pieces for entry in piece.logprobs] == [*map(list, one.logprobs)]
         assert pieces[-1].finish_reason == one.finish_reason
