@@ -35,7 +35,7 @@ from engine_server.server.generation.events import (
     TokenCounts,
 )
 from engine_server.server.generation.plan import AnswerIdentity
-from engine_server.server.generation.render import Renderer
+from engine_server.server.generation.render import Renderer, TextWriter
 from engine_server.server.http.event_stream import OpenAIStream
 
 
@@ -117,10 +117,10 @@ class CompletionRenderer(OpenAIStream, Renderer):
             choice.logprobs = self._chunk_logprobs(event)
         return self._encoder.choice(choice, event.counts)
 
-    def text_frame(self, choice: int, kind: TextKind) -> list[bytes] | None:
+    def text_writer(self, choice: int, kind: TextKind) -> TextWriter | None:
         if self._logprobs or self._options.token_ids or kind is not Text:
             return None
-        return self._encoder.frame(ChunkChoice(choice, PLACE))
+        return self._encoder.text_writer(ChunkChoice(choice, PLACE))
 
     async def body(self, choices: list[ChoiceDelta], counts: TokenCounts) -> bytes:
         head = self._head

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from engine_server.contract.wire.engine_report import Fingerprint, ReportedUsage
 from engine_server.requests.logprobs import Logprob, TokenLogprobs
 from engine_server.server.generation.events import TokenCounts
+from engine_server.server.generation.render import TextWriter, framed
 from engine_server.server.http.built_answer import BuiltAnswer
 
 T = TypeVar("T")
@@ -124,12 +125,12 @@ class ChunkEncoder:
             end = end[:-3] + b"," + self._encode(top)[1:] + b"\n\n"
         return self._start + self._encode(choice) + end
 
-    def frame(self, choice: msgspec.Struct) -> list[bytes] | None:
-        """Return the bytes of a chunk around its choice's text, which is PLACE; None if the chunk has the usage too."""
+    def text_writer(self, choice: msgspec.Struct) -> TextWriter | None:
+        """Return the writer of a chunk by its choice's text, which is PLACE; None if the chunk has the usage too."""
         if self._options.continuous_usage:
             return None
         pieces = self._encode(choice).split(PLACE_JSON)
-        return [self._start + pieces[0], *pieces[1:-1], pieces[-1] + self._end]
+        return framed([self._start + pieces[0], *pieces[1:-1], pieces[-1] + self._end])
 
     def usage(self, counts: TokenCounts) -> bytes:
         """Return the last chunk, which carries the usage; b"" unless the client asked for it."""

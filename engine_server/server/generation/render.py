@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
 from starlette.responses import Response
 
 from engine_server.contract.wire.engine_report import ReportedUsage
@@ -23,6 +24,11 @@ from engine_server.server.http.event_stream import StreamFormat
 if TYPE_CHECKING:
     from engine_server.server.generation.generation import Generation
 
+# Returns the event of a delta of one text, and changes its renderer as the renderer's `event` would.
+TextWriter = Callable[[str], bytes]
+
+encode = msgspec.json.Encoder().encode
+
 
 class Renderer(StreamFormat, Protocol):
     """Renders one answer of an API; it may keep state between events."""
@@ -37,8 +43,8 @@ class Renderer(StreamFormat, Protocol):
     def event(self, event: GenerationEvent) -> bytes:
         """Return the server-sent events for `event`; b"" for none."""
 
-    def text_frame(self, choice: int, kind: TextKind) -> Sequence[bytes] | None:
-        """Return the bytes between which the JSON of a text stands in the one event of a delta with nothing else.
+    def text_writer(self, choice: int, kind: TextKind) -> TextWriter | None:
+        """Return the writer of the one event of a delta with a text and nothing else, valid until the next `event`.
 
         The delta is one of a choice without an end that has had an event. None if more than the text changes the
         event, or the renderer; so it is for renderers that don't say.
@@ -50,6 +56,15 @@ class Renderer(StreamFormat, Protocol):
 
         choices: one delta for each choice, in order.
         """
+
+
+def framed(pieces: Sequence[bytes]) -> TextWriter:
+    """Return the writer of events that have the JSON of their text between the pieces."""
+
+    def write(text: str) -> bytes:
+        return encode(text).join(pieces)
+
+    return write
 
 
 async def whole_answer(generation: Generation, renderer: Renderer) -> Response:

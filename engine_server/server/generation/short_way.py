@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from engine_server.contract.wire.continuation import TokenReport
 
 if TYPE_CHECKING:
     from engine_server.server.generation.choice_reader import ChoiceReader
     from engine_server.server.generation.generation import Generation, Tally
-    from engine_server.server.generation.render import Renderer
+    from engine_server.server.generation.render import Renderer, TextWriter
     from engine_server.server.generation.token_reports import TokenReports
     from engine_server.server.http.event_stream import Line
-
-encode = msgspec.json.Encoder().encode
 
 
 class ShortWay:
@@ -27,12 +22,12 @@ class ShortWay:
     """
 
     def __init__(
-        self, reader: ChoiceReader, frame: Sequence[bytes], seed: int | None, tally: Tally, line: Line
+        self, reader: ChoiceReader, write: TextWriter, seed: int | None, tally: Tally, line: Line
     ) -> None:
-        """frame: the bytes between which the text stands. seed: that of reports; None if tokens are not reported."""
+        """write: makes the event of a text. seed: that of reports; None if tokens are not reported."""
         self._parser = reader.parser
         self._held = reader.held
-        self._frame = frame
+        self._write = write
         self._seed = seed
         self._tally = tally
         self._line = line
@@ -48,7 +43,7 @@ class ShortWay:
             self._tally.reasoning_tokens += self._parser.count_reasoning(token_ids)
             self._held += token_ids
             if text:
-                event = encode(text).join(self._frame)
+                event = self._write(text)
                 if self._seed is not None:
                     event = TokenReport(self._seed, self._held, 1).encode() + event
                 self._held.clear()
@@ -67,9 +62,9 @@ def open_short_way(
     if reader is None or line is None or not (reports is None or reports.has_begun):
         return None
     kind = reader.plain_kind
-    frame = None if kind is None else renderer.text_frame(reader.choice, kind)
-    if frame is None:
+    write = None if kind is None else renderer.text_writer(reader.choice, kind)
+    if write is None:
         return None
-    way = ShortWay(reader, frame, None if reports is None else reports.seed, generation.tally, line)
+    way = ShortWay(reader, write, None if reports is None else reports.seed, generation.tally, line)
     generation.divert(way.take)
     return way

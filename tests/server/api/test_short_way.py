@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 import pytest
-from asked import CHAT, MESSAGES, PATHS, body_of
+from asked import CHAT, MESSAGES, PATHS, RESPONSES, body_of
 
 from engine_server.contract.wire import headers
 
@@ -13,7 +13,7 @@ LIMIT = 100
 
 
 @pytest.mark.parametrize("reports", [{}, {headers.REPORT_TOKENS: "1"}], ids=["bare", "reported"])
-@pytest.mark.parametrize("api", [CHAT, MESSAGES, COMPLETIONS])
+@pytest.mark.parametrize("api", [CHAT, MESSAGES, RESPONSES, COMPLETIONS])
 def test_nearly_all_tokens_of_a_streamed_answer_go_the_short_way(
     server: Any, api: str, reports: dict[str, str]
 ) -> None:

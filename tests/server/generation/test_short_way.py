@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from continued_streams import groups_of
-from hypothesis import assume, given
+from hypothesis import assume, given, reject
 from hypothesis import strategies as st
 from server.generation.played_streams import APIS, IDENTITY, SEED, Asked, PlayedStream, renderer_of, tokenizer
 from small_tokenizers import EOS
@@ -16,8 +16,7 @@ from engine_server.contract.wire.continuation import Resume
 from engine_server.requests.messages import RequestStep, TokenLogprobsArray
 from engine_server.requests.sampling_params import SamplingParams
 from engine_server.server.api.openai_answer import AnswerOptions
-from engine_server.server.generation.events import ChoiceDelta, Reasoning, Text, TokenCounts
-from engine_server.server.generation.short_way import encode
+from engine_server.server.generation.events import ChoiceDelta, Finish, Reasoning, Text, TokenCounts
 
 WORDS = [
     "the river",
@@ -189,18 +188,23 @@ def after(turns: Sequence[Turn], num_tokens: int) -> list[Turn]:
     first=st.text(min_size=1),
     text=st.text(st.characters(exclude_categories=["Cs"]), min_size=1),
 )
-def test_frame_and_text_are_the_event(
+def test_writer_writes_the_event_and_changes_the_renderer_as_the_event_does(
     asked: Asked, kind: type[Text] | type[Reasoning], first: str, text: str
 ) -> None:
-    renderer, counts = renderer_of(asked), TokenCounts(3, 5)
-    renderer.event(ChoiceDelta(0, [kind("a")], [5], None, None, counts))
-    frame = renderer.text_frame(0, kind)
+    short, long, counts = renderer_of(asked), renderer_of(asked), TokenCounts(3, 5)
+    for renderer in (short, long):
+        renderer.event(ChoiceDelta(0, [kind(first)], [5], None, None, counts))
+    write = short.text_writer(0, kind)
+    if write is None:
+        reject()
 
-    event = renderer.event(ChoiceDelta(0, [kind(text)], [6, 7], None, None, counts))
+    written = [write(text) for _ in range(2)]
 
-    if frame is not None:
-        assert encode(text).join(frame) == event
-        assert event.count(b"\n\n") == 1
+    events = [long.event(ChoiceDelta(0, [kind(text)], [6, 7], None, None, counts)) for _ in written]
+    assert written == events
+    assert [event.count(b"\n\n") for event in events] == [1, 1]
+    last = ChoiceDelta(0, [], [], None, Finish("stop", None), counts)
+    assert short.event(last) == long.event(last)
 
 
 PLAIN = [token_id for _ in range(10) for token_id in tokenizer(True).encode("the river ran 42 miles").ids]
@@ -216,7 +220,9 @@ PLAIN = [token_id for _ in range(10) for token_id in tokenizer(True).encode("the
         (Asked("completions"), 0.9),
         (Asked("messages"), 0.9),
         (Asked("messages", reasons=True), 0.9),
-        (Asked("responses"), 0),
+        (Asked("responses"), 0.9),
+        (Asked("responses", reasons=True), 0.9),
+        (Asked("responses", params=SamplingParams(logprobs=1)), 0),
         (Asked("messages", reasons=True, shows_reasoning=False), 0),
         (Asked("chat", options=AnswerOptions(continuous_usage=True)), 0),
         (Asked("chat", options=AnswerOptions(token_ids=True)), 0),

@@ -30,7 +30,7 @@ from engine_server.server.generation.events import (
     ToolCall,
 )
 from engine_server.server.generation.plan import AnswerIdentity
-from engine_server.server.generation.render import Renderer
+from engine_server.server.generation.render import Renderer, TextWriter
 from engine_server.server.http.event_stream import OpenAIStream
 
 
@@ -183,10 +183,10 @@ class ChatRenderer(OpenAIStream, Renderer):
             chunks += self._encoder.choice(choice, event.counts)
         return chunks
 
-    def text_frame(self, choice: int, kind: TextKind) -> list[bytes] | None:
+    def text_writer(self, choice: int, kind: TextKind) -> TextWriter | None:
         if self._options.token_ids:
             return None
-        return self._encoder.frame(ChunkChoice(choice, to_delta([kind(PLACE)])))
+        return self._encoder.text_writer(ChunkChoice(choice, to_delta([kind(PLACE)])))
 
     async def body(self, choices: list[ChoiceDelta], counts: TokenCounts) -> bytes:
         head, prompt = self._head, choices[0].prompt

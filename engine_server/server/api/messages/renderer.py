@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -22,7 +21,7 @@ from engine_server.server.generation.events import (
     ToolCall,
 )
 from engine_server.server.generation.parts import join_parts
-from engine_server.server.generation.render import Renderer
+from engine_server.server.generation.render import Renderer, TextWriter, framed
 from engine_server.server.http.errors import ApiError
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
@@ -180,12 +179,12 @@ class MessagesRenderer(Renderer):
             events += self._close()
         return events
 
-    def text_frame(self, choice: int, kind: TextKind) -> Sequence[bytes] | None:
+    def text_writer(self, choice: int, kind: TextKind) -> TextWriter | None:
         if type(self._open) is not kind:
             return None
         if kind is Text:
-            return self._block_frame(TEXT_DELTA)
-        return self._block_frame(THINKING_DELTA) if self._show_thinking else None
+            return framed(self._block_frame(TEXT_DELTA))
+        return framed(self._block_frame(THINKING_DELTA)) if self._show_thinking else None
 
     async def body(self, choices: list[ChoiceDelta], counts: TokenCounts) -> bytes:
         (choice,) = choices

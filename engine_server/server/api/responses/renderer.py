@@ -10,6 +10,7 @@ import msgspec
 
 from engine_server.contract.wire.stream_ends import FailureBody, ResponseEvent, named_event, responses_end
 from engine_server.server.api.chat.logprobs import TokenLogprob, to_logprobs
+from engine_server.server.api.openai_answer import PLACE, PLACE_JSON
 from engine_server.server.api.responses.body import (
     Content,
     CustomCallItem,
@@ -49,11 +50,12 @@ from engine_server.server.generation.events import (
     Part,
     Reasoning,
     Text,
+    TextKind,
     TokenCounts,
     ToolCall,
 )
 from engine_server.server.generation.parts import join_parts
-from engine_server.server.generation.render import Renderer
+from engine_server.server.generation.render import Renderer, TextWriter
 from engine_server.server.generation.threads import run_by_size
 from engine_server.server.http.errors import ApiError
 
@@ -62,6 +64,9 @@ if TYPE_CHECKING:
     from engine_server.requests.logprobs import TokenLogprobs
 
 encode = msgspec.json.Encoder().encode
+
+# Stands for the number of an event of which the rest is wanted; others are greater.
+NUMBER = -1
 
 
 class ResponseRenderer(Renderer):
@@ -124,12 +129,29 @@ class ResponseRenderer(Renderer):
             assert self._open is not None
             # The log-probabilities of an event belong to its text.
             found, logprobs = (logprobs, []) if isinstance(part, Text) else ([], logprobs)
+            self._open.add(part, found)
             if delta := self._open.delta(part, found, self.num_events):
                 events += self._send(delta)
         if event.finish is not None:
             self._finish = event.finish
             events += self._close(item_status(event.finish))
         return events
+
+    def text_writer(self, choice: int, kind: TextKind) -> TextWriter | None:
+        stream, place = self._open, kind(PLACE)
+        if self._decode is not None or stream is None or not stream.takes(place):
+            return None
+        delta = stream.delta(place, [], NUMBER)
+        assert delta is not None, "a text has an event"
+        start, between, end = pieces_of(named_event(delta.type, delta))
+
+        def write(text: str) -> bytes:
+            event = b"%b%d%b%b%b" % (start, self.num_events, between, encode(text), end)
+            stream.add(kind(text), [])
+            self.num_events += 1
+            return event
+
+        return write
 
     async def body(self, choices: list[ChoiceDelta], counts: TokenCounts) -> bytes:
         (choice,) = choices
@@ -270,12 +292,15 @@ class ItemStream:
             return part.index == self._first.index
         return type(part) is type(self._first)
 
+    def add(self, part: Part, logprobs: list[TokenLogprob]) -> None:
+        """Add the text of `part` to the item's, and its log-probabilities."""
+        self._texts.append(part.arguments if isinstance(part, ToolCall) else part.text)
+        self._logprobs += logprobs
+
     def delta(self, part: Part, logprobs: list[TokenLogprob], number: int) -> StreamEvent | None:
-        """Return the event that adds `part`; None for a part whose text comes at the item's end."""
+        """Return the event of `part`; None for a part whose text comes at the item's end."""
         match part:
             case Text():
-                self._texts.append(part.text)
-                self._logprobs += logprobs
                 return TextDelta(
                     sequence_number=number,
                     item_id=self.item.id,
@@ -284,12 +309,10 @@ class ItemStream:
                     logprobs=logprobs,
                 )
             case Reasoning():
-                self._texts.append(part.text)
                 return ReasoningDelta(
                     sequence_number=number, item_id=self.item.id, output_index=self.index, delta=part.text
                 )
             case ToolCall():
-                self._texts.append(part.arguments)
                 if isinstance(self.item, CustomCallItem):
                     return None
                 return ArgumentsDelta(
@@ -344,6 +367,14 @@ class ItemStream:
                     input=self.item.input,
                 )
         raise AssertionError("an item has one content")
+
+
+def pieces_of(event: bytes) -> tuple[bytes, bytes, bytes]:
+    """Return the bytes of an event before its number, which is NUMBER, between it and its text, PLACE, and after it."""
+    name = b'"sequence_number":'
+    start, rest = event.split(b"%b%d" % (name, NUMBER))
+    between, end = rest.split(PLACE_JSON)
+    return start + name, between, end
 
 
 def item_status(finish: Finish) -> ItemStatus:
