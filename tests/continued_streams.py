@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from api_client import Answer
 
 from engine_server.contract.wire import headers
@@ -70,6 +71,10 @@ STREAMS: Streams = {
         },
     ),
     "responses": (RESPONSES, {"input": "Name three colours.", "max_output_tokens": 8, "temperature": 0}),
+    "responses with log-probabilities": (
+        RESPONSES,
+        {"input": "Name three colours.", "max_output_tokens": 8, "temperature": 0, "top_logprobs": 2},
+    ),
     "responses with a custom tool": (
         RESPONSES,
         {
@@ -121,6 +126,7 @@ def resume_after(groups: Sequence[Group], fingerprint: str) -> dict[str, Any]:
             "model": fingerprint,
             "token_ids": [token for group in groups for token in group.report.token_ids],
             "events": sum(group.report.events for group in groups),
+            "logprobs": msgspec.to_builtins([one for group in groups for one in group.report.logprobs]),
         }
     }
 

@@ -17,7 +17,13 @@ from llm_operator.control.deletion_costs import requests_by_host
 from llm_operator.control.watching.scales import scale_of
 
 from engine_server.contract.cluster.demand import DemandReport
-from engine_server.contract.wire.continuation import REPORT_PREFIX, TokenReport, prompt_hash
+from engine_server.contract.wire.continuation import (
+    REPORT_PREFIX,
+    RepeatedLogprobs,
+    ReportedLogprob,
+    TokenReport,
+    prompt_hash,
+)
 from engine_server.contract.wire.deadline import TimeLeft
 from engine_server.contract.wire.engine_report import EngineReport, ReportedLoad
 from engine_server.router.callers.account import ANYONE, Account
@@ -87,7 +93,14 @@ def write_requests() -> dict[str, bytes]:
 
 def write_resumes() -> dict[str, bytes]:
     contents = {}
-    for case, model in (("same model", FINGERPRINT.encode()), ("other model", b"other")):
+    logprobs = [
+        RepeatedLogprobs(0, [ReportedLogprob(12, -0.5, 1, "matey"), ReportedLogprob(11, -2.0, 2, "")])
+    ]
+    for case, model, repeated in (
+        ("same model", FINGERPRINT.encode(), []),
+        ("other model", b"other", []),
+        ("log-probabilities", FINGERPRINT.encode(), logprobs),
+    ):
         journal = Journal(fingerprint=model, settings=STREAM_SETTINGS.encode())
         first = TokenReport(
             5,
@@ -100,7 +113,7 @@ def write_resumes() -> dict[str, bytes]:
             prompt_hash=prompt_hash([1, 2]),
         )
         journal.record(first)
-        journal.record(TokenReport(5, [12], 1))
+        journal.record(TokenReport(5, [12], 1, repeated))
         message = resume_message(client_request("llama-chat"), head_lines("llama-chat"), journal)
         contents[case] = b"".join(message)
     return contents

@@ -33,6 +33,26 @@ RENDERING = 3
 _COUNT = re.compile(r"[0-9]{1,10}")
 
 
+class ReportedLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """A token's log-probability at one place of the text."""
+
+    token_id: Count
+    logprob: Annotated[float, msgspec.Meta(ge=-float(MOST), le=float(MOST))]
+    # 1 is the likeliest token.
+    rank: Count | None
+    # What the token adds to the text.
+    text: str | None
+
+
+class RepeatedLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """The log-probabilities at one place of the text that later events of the stream repeat."""
+
+    # The index of the output's item that has the text.
+    item: Count
+    # The token of the text first.
+    entries: list[ReportedLogprob]
+
+
 class TokenReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """The tokens of the events that follow."""
 
@@ -41,6 +61,8 @@ class TokenReport(msgspec.Struct, frozen=True, omit_defaults=True):
     token_ids: list[Count] = []
     # Number of events up to the next report.
     events: Count = 0
+    # Those of the events that later ones repeat: only of the responses API.
+    logprobs: list[RepeatedLogprobs] = []
     # The id and the creation time of the answer, in seconds since the epoch; only in the first report.
     id: AnswerId | None = None
     created: Timestamp | None = None
@@ -108,7 +130,7 @@ class StreamTerms(HeaderField, msgspec.Struct, frozen=True):
         )
 
 
-class Resume(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Resume(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The state of a stream that is to be continued: `fairlead.resume` in a request's body."""
 
     # Those of the first report.
@@ -121,6 +143,8 @@ class Resume(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     token_ids: list[Count]
     # Number of forwarded events.
     events: Count
+    # All reported ones.
+    logprobs: list[RepeatedLogprobs] = []
 
 
 class RouterFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -6,6 +6,7 @@ import msgspec
 
 from engine_server.contract.wire.continuation import (
     ROUTER_FIELD,
+    RepeatedLogprobs,
     Resume,
     RouterFields,
     StreamTerms,
@@ -22,10 +23,13 @@ TOKEN_BYTES = 8
 MAX_TOKENS = (1 << 20) // TOKEN_BYTES
 # A longer one claims memory for its tokens, and is not resumed if there is none.
 FREE_TOKENS = FREE_BYTES // TOKEN_BYTES
+# A stream with more bytes of log-probabilities is not resumed: both sides would parse them at once.
+MAX_LOGPROB_BYTES = 2 << 20
 MAX_RESUMES = 3
 
-_encode_ids = msgspec.json.Encoder().encode
+_encode = msgspec.json.Encoder().encode
 _decode_ids = msgspec.json.Decoder(list[int]).decode
+_decode_logprobs = msgspec.json.Decoder(list[RepeatedLogprobs]).decode
 
 
 class StreamState(msgspec.Struct, frozen=True):
@@ -59,6 +63,8 @@ class Journal:
     num_tokens: int = 0
     # Their ids as in reports, with a comma after each; none if they are not kept.
     id_text: bytearray = field(default_factory=bytearray)
+    # The log-probabilities of those reports, likewise.
+    logprob_text: bytearray = field(default_factory=bytearray)
     # Number of events with data that were forwarded, and of a first one without.
     events: int = 0
     # Known at the end of the stream.
@@ -95,6 +101,11 @@ class Journal:
         return _decode_ids(b"[" + self.id_text[:-1] + b"]")
 
     @property
+    def logprobs(self) -> list[RepeatedLogprobs]:
+        """The log-probabilities in those reports, likewise."""
+        return _decode_logprobs(b"[" + self.logprob_text[:-1] + b"]")
+
+    @property
     def known_usage(self) -> ReportedUsage | None:
         """The tokens of prompt and answer so far, or of the whole stream at its end; None if they are not known."""
         if self.usage is not None or self.prompt_tokens is None:
@@ -108,6 +119,7 @@ class Journal:
             self.fingerprint = self.settings = b""
             self.num_tokens = 0
             self.id_text.clear()
+            self.logprob_text.clear()
 
     def record(self, report: TokenReport) -> None:
         """Record a report whose events are forwarded."""
@@ -120,7 +132,9 @@ class Journal:
             self.usage = report.usage
             self.ended = True
         else:
-            self.record_tokens(_encode_ids(report.token_ids)[1:-1], len(report.token_ids), report.events)
+            self.record_tokens(_encode(report.token_ids)[1:-1], len(report.token_ids), report.events)
+            if report.logprobs:
+                self._record_logprobs(_encode(report.logprobs)[1:-1])
 
     def record_tokens(self, ids: bytes, count: int, events: int) -> None:
         """Record tokens and the events that are forwarded with them. ids: theirs, valid ones, with commas between."""
@@ -132,15 +146,23 @@ class Journal:
             if total > MAX_TOKENS or (total > FREE_TOKENS and not self.cover(0)):
                 self.forgo()
 
+    def _record_logprobs(self, text: bytes) -> None:
+        if self.complete:
+            self.logprob_text += text
+            self.logprob_text += b","
+            if len(self.logprob_text) > MAX_LOGPROB_BYTES or not self.cover(0):
+                self.forgo()
+
     def record_unreported(self) -> None:
         """Record an event that no report covers: the engine doesn't report this stream's tokens."""
         self.events += 1
         self.forgo()
 
     def cover(self, size: int) -> bool:
-        """Hold the tokens and `size` bytes of unfinished events. Return False if there is no memory for them."""
+        """Hold what is kept and `size` bytes of unfinished events. Return False if there is no memory for them."""
         tokens = self.num_tokens if self.complete else 0
-        return self.memory is None or self.memory.cover(TOKEN_BYTES * tokens + size)
+        kept = TOKEN_BYTES * tokens + len(self.logprob_text)
+        return self.memory is None or self.memory.cover(kept + size)
 
     def release(self) -> None:
         """Return the memory: the stream has ended."""
@@ -151,6 +173,7 @@ class Journal:
         """Keep no tokens any more: the stream can't be resumed."""
         self.complete = False
         self.id_text.clear()
+        self.logprob_text.clear()
 
 
 def resume_body(body: bytes | bytearray, journal: Journal) -> bytes:
@@ -165,6 +188,7 @@ def resume_body(body: bytes | bytearray, journal: Journal) -> bytes:
         model=journal.fingerprint.decode("latin-1"),
         token_ids=journal.token_ids,
         events=journal.events,
+        logprobs=journal.logprobs,
     )
     added = b',"%b":%b' % (ROUTER_FIELD.encode(), msgspec.json.encode(RouterFields(resume)))
     end = body.rindex(b"}")

@@ -53,7 +53,7 @@ async def create_answer(
     generation = Generation(model.engine, plan)
     renderer = new_renderer(model, body, request.identity)
     if request.resume is not None:
-        renderer.num_events = request.resume.events
+        renderer.resume(request.resume)
     answer: Response
     if request.streams:
         report = first_report(request, prompts)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from engine_server.server.generation.events import ChoiceDelta, GenerationEvent, Resumed
 from engine_server.server.generation.short_way import open_short_way
-from engine_server.server.generation.token_reports import EventRenderer, TokenReports, UsageReport
+from engine_server.server.generation.token_reports import EventWriter, TokenReports, UsageReport
 
 if TYPE_CHECKING:
     from engine_server.contract.wire.continuation import TokenReport
@@ -37,7 +37,7 @@ class AnswerStream:
         self.aclose = generation.aclose
         self._reports = None if first_report is None else TokenReports(renderer, first_report)
         usage_report = UsageReport(renderer) if reports_usage else None
-        self._writer: EventRenderer = self._reports or usage_report or renderer
+        self._writer: EventWriter = self._reports or usage_report or renderer
 
     @property
     def ended(self) -> bool:

@@ -22,6 +22,7 @@ from engine_server.server.http.built_answer import BuiltAnswer
 from engine_server.server.http.event_stream import StreamFormat
 
 if TYPE_CHECKING:
+    from engine_server.contract.wire.continuation import RepeatedLogprobs, Resume
     from engine_server.server.generation.generation import Generation
 
 # Returns the event of a delta of one text, and changes its renderer as the renderer's `event` would.
@@ -40,8 +41,17 @@ class Renderer(StreamFormat, Protocol):
         """Encode what is long of a choice's first event, before `event`, in several turns of the event loop."""
         return  # most renderers have nothing to prepare
 
+    def resume(self, resume: Resume) -> None:
+        """Continue a stream of another engine, before `event` gets what the client has already."""
+        self.num_events = resume.events
+
     def event(self, event: GenerationEvent) -> bytes:
         """Return the server-sent events for `event`; b"" for none."""
+
+    @property
+    def repeated_logprobs(self) -> Sequence[RepeatedLogprobs]:
+        """The log-probabilities of the last event that later ones repeat, which another engine can't compute."""
+        return ()
 
     def text_writer(self, choice: int, kind: TextKind) -> TextWriter | None:
         """Return the writer of the one event of a delta with a text and nothing else, valid until the next `event`.

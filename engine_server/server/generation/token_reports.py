@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
 
-from engine_server.contract.wire.continuation import TokenReport
+from engine_server.contract.wire.continuation import RepeatedLogprobs, TokenReport
 from engine_server.contract.wire.engine_report import ReportedUsage
 from engine_server.server.generation.events import (
     ChoiceDelta,
@@ -16,14 +17,22 @@ from engine_server.server.generation.events import (
 )
 
 
-class EventRenderer(Protocol):
-    """The part of an API's renderer that streams need."""
+class EventWriter(Protocol):
+    """Writes the events of a stream."""
 
     @property
     def end(self) -> bytes:
         """The bytes that follow the last event."""
 
     def event(self, event: GenerationEvent) -> bytes: ...
+
+
+class EventRenderer(EventWriter, Protocol):
+    """The part of an API's renderer that reports need."""
+
+    @property
+    def repeated_logprobs(self) -> Sequence[RepeatedLogprobs]:
+        """The log-probabilities of the last event that later ones repeat."""
 
 
 class TokenReports:
@@ -55,10 +64,12 @@ class TokenReports:
     def event(self, event: GenerationEvent) -> bytes:
         self._rendered += self._renderer.event(event)
         usage, end = None, 0
+        logprobs: Sequence[RepeatedLogprobs] = ()
         if isinstance(event, ChoiceDelta):
             self._token_ids += event.token_ids
             if event.finish is not None:
                 return b""
+            logprobs = self._renderer.repeated_logprobs
         elif isinstance(event, GenerationFinished):
             usage = reported_usage(event.counts)
             end = len(self._renderer.end) > 0
@@ -68,12 +79,13 @@ class TokenReports:
             return b""
         # A rendered event ends with an empty line, and JSON has no line ends.
         num_events = rendered.count(b"\n\n") + end
-        report = TokenReport(self.seed, token_ids, num_events, usage=usage)
+        report = TokenReport(self.seed, token_ids, num_events, list(logprobs), usage=usage)
         if self._first is not None:
             report = msgspec.structs.replace(
                 self._first,
                 token_ids=token_ids,
                 events=num_events,
+                logprobs=list(logprobs),
                 usage=usage,
                 cached_tokens=event.counts.cached_tokens,
             )
@@ -84,7 +96,7 @@ class TokenReports:
 class UsageReport:
     """Writes one report, of the usage, before the end of a stream that can't be continued."""
 
-    def __init__(self, renderer: EventRenderer) -> None:
+    def __init__(self, renderer: EventWriter) -> None:
         self._renderer = renderer
         # None until the last event.
         self._usage: ReportedUsage | None = None

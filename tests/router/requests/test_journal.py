@@ -3,16 +3,30 @@
 import msgspec
 import pytest
 
-from engine_server.contract.wire.continuation import TokenReport
+from engine_server.contract.cluster.api import Key
+from engine_server.contract.wire.continuation import RepeatedLogprobs, ReportedLogprob, TokenReport
 from engine_server.contract.wire.engine_report import ReportedUsage
 from engine_server.contract.wire.router_head import RouterHead
+from engine_server.router.http.body_budget import BodyBudget
 from engine_server.router.http.wire import Request
 from engine_server.router.requests import journal as journal_module
-from engine_server.router.requests.journal import MAX_RESUMES, Journal, resume_body, resume_message
+from engine_server.router.requests.answer_memory import FREE_BYTES, AnswerMemory
+from engine_server.router.requests.journal import (
+    MAX_LOGPROB_BYTES,
+    MAX_RESUMES,
+    Journal,
+    resume_body,
+    resume_message,
+)
 from engine_server.server.api.chat.request import ChatRequest
 from engine_server.server.api.continuation import resumed_stream
 from engine_server.server.api.generation_request import parse_request
+from engine_server.server.api.responses.request import ResponsesRequest
 
+LOGPROBS = [
+    RepeatedLogprobs(1, [ReportedLogprob(5, -0.1234567, 2, ", "), ReportedLogprob(0, -1e-05, 1, None)]),
+    RepeatedLogprobs(3, [ReportedLogprob(7, -9999.0, None, "")]),
+]
 FIRST = TokenReport(seed=-7, token_ids=[1, 2], events=2, id="chatcmpl-1", created=5)
 
 
@@ -101,6 +115,44 @@ def test_stream_with_more_tokens_than_are_kept_is_not_resumable_and_keeps_none(m
     journal.record(TokenReport(-7, [4], 1))
     journal.record(TokenReport(-7, [5], 1))
     assert not journal.token_ids and journal.events == 5 and not journal.state.resumable
+
+
+def test_request_to_continue_a_stream_has_the_log_probabilities_of_all_reports_as_they_were() -> None:
+    journal = recorded(FIRST, TokenReport(-7, [3], 1, LOGPROBS[:1]), TokenReport(-7, [4], 1, LOGPROBS[1:]))
+
+    request = parse_request(ResponsesRequest, resume_body(b'{"model": "m", "input": "a"}', journal))
+
+    resume = resumed_stream(RouterHead(resumes=True), request.model_extra or {}, "weights-1")
+    assert resume is not None and resume.logprobs == LOGPROBS
+    assert b"logprobs" not in resume_body(b"{}", recorded(FIRST))
+
+
+def test_stream_with_more_log_probabilities_than_are_kept_is_not_resumable_and_keeps_none() -> None:
+    report = TokenReport(-7, [3], 1, LOGPROBS)
+    journal = recorded(FIRST)
+    while journal.state.resumable:
+        held = len(journal.logprob_text)
+        journal.record(report)
+
+    assert held <= MAX_LOGPROB_BYTES < held + 100
+    assert not journal.logprobs and not journal.token_ids
+    journal.record(report)
+    assert not journal.logprobs
+
+
+def test_stream_whose_log_probabilities_find_no_memory_goes_on_and_is_not_resumed() -> None:
+    budget = BodyBudget(FREE_BYTES)
+    journal = recorded(FIRST)
+    journal.memory = AnswerMemory(budget, Key("default", "m"))
+    report = TokenReport(-7, [3], 1, LOGPROBS * 100)
+    while len(journal.logprob_text) < FREE_BYTES // 2:
+        journal.record(report)
+    assert journal.state.resumable and not budget.used
+
+    for _ in range(50):
+        journal.record(report)
+
+    assert not journal.state.resumable and not journal.logprobs and budget.used <= FREE_BYTES
 
 
 @pytest.mark.parametrize(

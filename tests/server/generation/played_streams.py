@@ -140,7 +140,7 @@ class PlayedStream:
         report = TokenReport(SEED, id=IDENTITY.id, created=IDENTITY.created) if asked.reports else None
         renderer = renderer_of(asked)
         if resume is not None:
-            renderer.num_events = resume.events
+            renderer.resume(resume)
         self._stream = AnswerStream(self._generation, renderer, report, reports_usage=False)
         self._task = asyncio.create_task(self._read(short))
 

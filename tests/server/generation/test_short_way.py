@@ -147,8 +147,6 @@ async def test_both_ways_write_the_same_bytes_counts_and_reports(
 async def test_stream_that_is_continued_at_any_token_by_any_way_is_equal(
     data: st.DataObject, asked: Asked
 ) -> None:
-    if asked.api == "responses":  # whose last events repeat all log-probabilities, which reports don't have
-        asked = replace(asked, params=SamplingParams())
     asked = replace(asked, reports=True)
     turns = data.draw(turns_of(asked.marked))
     whole = PlayedStream(asked, short=data.draw(st.booleans()))
@@ -158,9 +156,11 @@ async def test_stream_that_is_continued_at_any_token_by_any_way_is_equal(
     count = data.draw(st.integers(1, len(groups) - 1))
     token_ids = [token_id for group in groups[:count] for token_id in group.report.token_ids]
     events = sum(group.report.events for group in groups[:count])
+    logprobs = [one for group in groups[:count] for one in group.report.logprobs]
     resume = Resume(
-        id=IDENTITY.id, created=IDENTITY.created, seed=SEED, model="", token_ids=token_ids, events=events
-    )
+        id=IDENTITY.id, created=IDENTITY.created, seed=SEED, model="", token_ids=token_ids, events=events,
+        logprobs=logprobs,
+    )  # fmt: skip
 
     rest = PlayedStream(asked, data.draw(st.booleans()), resume)
     await play(rest, asked, after(turns, len(token_ids)), "length")

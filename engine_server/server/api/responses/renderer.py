@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from engine_server.contract.wire.continuation import RepeatedLogprobs, ReportedLogprob, Resume
 from engine_server.contract.wire.stream_ends import FailureBody, ResponseEvent, named_event, responses_end
+from engine_server.requests.logprobs import Logprob, SampleLogprobs
 from engine_server.server.api.chat.logprobs import TokenLogprob, to_logprobs
-from engine_server.server.api.openai_answer import PLACE, PLACE_JSON
+from engine_server.server.api.openai_answer import PLACE, PLACE_JSON, finite
 from engine_server.server.api.responses.body import (
     Content,
     CustomCallItem,
@@ -104,6 +106,10 @@ class ResponseRenderer(Renderer):
         # The items so far, of which the last one may be open.
         self._items: list[OutputItem] = []
         self._open: ItemStream | None = None
+        # The log-probabilities of the last event that its item repeats, and the item's index.
+        self._repeated: tuple[int, SampleLogprobs] = (0, [])
+        # Of a stream that is continued, those of each item that the client has.
+        self._resumed: dict[int, list[TokenLogprobs]] = {}
         self._finish: Finish | None = None
 
     async def prepare(self, delta: ChoiceDelta) -> None:
@@ -111,6 +117,19 @@ class ResponseRenderer(Renderer):
             token_ids = delta.prompt.token_ids
             text = await run_by_size(len(token_ids), partial(self._decode, token_ids))
             self._prompt = [RawMessage(text, token_ids)]
+
+    def resume(self, resume: Resume) -> None:
+        super().resume(resume)
+        for one in resume.logprobs:
+            entries = {
+                entry.token_id: Logprob(entry.logprob, entry.rank, entry.text) for entry in one.entries
+            }
+            self._resumed.setdefault(one.item, []).append(entries)
+
+    @property
+    def repeated_logprobs(self) -> list[RepeatedLogprobs]:
+        item, tokens = self._repeated
+        return [RepeatedLogprobs(item, reported(entries)) for entries in tokens]
 
     def event(self, event: GenerationEvent) -> bytes:
         if isinstance(event, GenerationFinished):
@@ -123,12 +142,15 @@ class ResponseRenderer(Renderer):
             events += self._send(self._response_event("response.created", body))
             events += self._send(self._response_event("response.in_progress", body))
         logprobs = self._logprobs(event.logprobs)
+        self._repeated = (0, [])
         for part in event.parts:
             if self._open is None or not self._open.takes(part):
                 events += self._close("completed") + self._begin(part)
             assert self._open is not None
             # The log-probabilities of an event belong to its text.
             found, logprobs = (logprobs, []) if isinstance(part, Text) else ([], logprobs)
+            if found:
+                self._repeated = (self._open.index, event.logprobs or [])
             self._open.add(part, found)
             if delta := self._open.delta(part, found, self.num_events):
                 events += self._send(delta)
@@ -218,7 +240,7 @@ class ResponseRenderer(Renderer):
         index = len(self._items)
         item = to_item(empty, self._id, index, "in_progress", [], self._targets)
         self._items.append(item)
-        self._open = ItemStream(item, index, part)
+        self._open = ItemStream(item, index, part, self._logprobs(self._resumed.pop(index, None)))
         bare = msgspec.structs.replace(item, content=[]) if hasattr(item, "content") else item
         events = self._send(ItemEvent("response.output_item.added", self.num_events, index, bare))
         if content := self._open.content:
@@ -275,12 +297,13 @@ class ResponseRenderer(Renderer):
 class ItemStream:
     """The open item of a streamed answer."""
 
-    def __init__(self, item: OutputItem, index: int, first: Part) -> None:
+    def __init__(self, item: OutputItem, index: int, first: Part, logprobs: list[TokenLogprob]) -> None:
+        """logprobs: those that the client has."""
         self.item = item
         self.index = index
         self._first = first
         self._texts: list[str] = []
-        self._logprobs: list[TokenLogprob] = []
+        self._logprobs = logprobs
 
     @property
     def content(self) -> Content | None:
@@ -367,6 +390,14 @@ class ItemStream:
                     input=self.item.input,
                 )
         raise AssertionError("an item has one content")
+
+
+def reported(entries: TokenLogprobs) -> list[ReportedLogprob]:
+    """Return a token's log-probabilities as they are reported to the router."""
+    return [
+        ReportedLogprob(token_id, finite(one), one.rank, one.decoded_token)
+        for token_id, one in entries.items()
+    ]
 
 
 def pieces_of(event: bytes) -> tuple[bytes, bytes, bytes]:

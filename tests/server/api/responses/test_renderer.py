@@ -2,12 +2,15 @@
 
 import asyncio
 import json
+import math
 from typing import Any
 
+import msgspec
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from engine_server.contract.wire.continuation import Resume
 from engine_server.contract.wire.errors import ErrorCode
 from engine_server.engine.output.token_texts import TokenTexts
 from engine_server.requests.logprobs import Logprob
@@ -181,6 +184,37 @@ def test_log_probabilities_belong_to_the_text() -> None:
     body = json.loads(asyncio.run(rendering.body([ChoiceDelta(0, parts, [], tokens, STOP, USAGE)], USAGE)))
     _, message = body["output"]
     assert [token["token"] for token in message["content"][0]["logprobs"]] == ["I", " look"]
+
+
+def test_continued_stream_repeats_the_log_probabilities_that_the_client_has() -> None:
+    parts: list[Part] = [
+        Text("I"),
+        Text(" look"),
+        ToolCall(0, "call_1", "get_time", "{}"),
+        Text("Late"),
+        Text("!"),
+    ]
+    events = deltas(parts)
+    for number, part in enumerate(parts):
+        entries = {number: Logprob(-0.1234567, 2, getattr(part, "text", "{")), 9: Logprob(-math.inf, 1, None)}
+        events[number] = msgspec.structs.replace(events[number], logprobs=[entries])
+    first = renderer()
+    reports, sent = [], []
+    for event in events:
+        sent.append(first.event(event))
+        reports.append(first.repeated_logprobs)
+
+    for count in range(1, len(parts)):
+        rest = renderer()
+        logprobs = [one for report in reports[:count] for one in report]
+        num_events = b"".join(sent[:count]).count(b"\n\n")
+        rest.resume(
+            Resume(id="", created=1, seed=1, model="", token_ids=[], events=num_events, logprobs=logprobs)
+        )
+        for event in events[:count]:
+            rest.event(msgspec.structs.replace(event, logprobs=None))
+        rest.num_events = num_events
+        assert [rest.event(event) for event in events[count:]] == sent[count:]
 
 
 def test_failure_in_mid_stream_is_an_error_and_a_failed_response() -> None:
