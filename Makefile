@@ -149,7 +149,7 @@ e2e: $(VENV)/.development $(VENV)/.native ## end-to-end tests on this machine an
 	@$(BIN)/pytest -q -m e2e -p flaky --reruns 1 --durations 10 -rs tests/e2e
 
 # For a GPU machine without a package index that has Python 3.12, torch, Triton and transformers.
-GPU_WHEELS := hypothesis llguidance msgspec prometheus-client pyzmq pytest-asyncio sortedcontainers
+GPU_WHEELS := hypothesis llguidance msgspec pillow prometheus-client pyzmq pytest-asyncio sortedcontainers
 
 .PHONY: wheels
 wheels: | $(VENV)/bin/python ## collect in build/wheels the dependencies of the GPU benchmark and tests besides torch
