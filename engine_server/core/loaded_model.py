@@ -1,7 +1,7 @@
 """The model's weights on one rank's device."""
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from engine_server.modeling.model.picture_encoder import picture_rows
 from engine_server.modeling.model.picture_trial import refusal_by_trial
 from engine_server.modeling.model.split_classifier import SplitClassifier
 from engine_server.modeling.model.split_model import SplitModel
+from engine_server.modeling.pictures.largest import largest_inputs
 from engine_server.modeling.platform.interface import Platform
 
 
@@ -171,13 +172,22 @@ class LoadedModel:
             self.run_step(num_tokens, num_logits, sample)
 
     def reserve_pictures(self) -> None:
-        """Reserve the memory of the rows of pictures: as many as the longest prompt may have."""
-        if not self.refuses_pictures:
-            embedding: Any = self.model.get_input_embeddings()
-            size = (
-                self._config.model_config.max_model_len * embedding.embedding_dim * self.model.dtype.itemsize
-            )
-            self._memory.keep_free("rows of pictures", size)
+        """Reserve the memory of the rows of pictures: as many as the longest prompt may have.
+
+        Also reserve what the largest picture takes while it is encoded, if the device measures that.
+        """
+        if self.refuses_pictures:
+            return
+        config = self._config.model_config
+        embedding: Any = self.model.get_input_embeddings()
+        size = config.max_model_len * embedding.embedding_dim * self.model.dtype.itemsize
+        self._memory.keep_free("rows of pictures", size)
+        if not self._memory.measures:
+            return
+        for inputs in largest_inputs(Path(config.path), config.picture_options):
+            # A picture that the encoder can't take is refused in requests.
+            with self._memory.running("largest picture"), suppress(ValueError):
+                self.picture_rows(inputs)
 
     @torch.inference_mode()
     def run_step(
@@ -209,7 +219,8 @@ class LoadedModel:
         inputs: by name, what the processor of the model's pictures returns for one. Raises ValueError for those that
         the encoder can't take.
         """
-        return picture_rows(self.model, inputs)
+        on_device = {name: self._platform.to_device(tensor) for name, tensor in inputs.items()}
+        return picture_rows(self.model, on_device)
 
     def states(self, arguments: dict[str, Any]) -> Tensor:
         """Return the hidden states [T, hidden] of the step's tokens."""

@@ -135,7 +135,7 @@ class ModelRunner(Runner):
         # Tensors whose memory `sleep` freed, with their shapes.
         self._freed: list[tuple[Tensor, torch.Size]] = []
         self._num_forwards = 0
-        self._pictures = RankRows(self._encode)
+        self._pictures = RankRows(self.loaded.picture_rows)
         # On ranks without a head: the latest forward's, for `join_head`.
         self._kept: ForwardOutput | None = None
         self.capture_graphs()
@@ -316,9 +316,6 @@ class ModelRunner(Runner):
             return getattr(self, method)(*args, **kwargs)
 
         return gather_outcomes(self.ranks, self.device, call)
-
-    def _encode(self, inputs: dict[str, Tensor]) -> Tensor:
-        return self.loaded.picture_rows({name: self.platform.to_device(one) for name, one in inputs.items()})
 
     def _make_head(self) -> Head:
         """Build the sampler, whose tables are as large as any step needs, or the pooler."""

@@ -9,6 +9,7 @@ import pytest
 import torch
 from allocations import AllocationMeter
 from draft_checkpoints import save_eagle3, save_target
+from metered_device import GIB, MeteredDevice
 from sampling import launch, make_sampler
 from transformers import AutoModelForCausalLM
 
@@ -34,34 +35,6 @@ from engine_server.modeling.platform.cpu import CpuPlatform, NativePlatform
 from engine_server.modeling.platform.cuda import CudaPlatform
 
 GPU = CudaPlatform(torch.device("cuda"))
-GIB = 1 << 30
-
-
-class MeteredDevice(CpuPlatform):
-    """A CPU that counts memory as a GPU with 80 GiB does: what the test says that is taken, now and at the peak."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.taken = self.peak = 0
-        # What was reserved when caches were sized.
-        self.reserved: list[int] = []
-
-    def take(self, lasting: int, transient: int = 0) -> None:
-        self.peak = max(self.peak, self.taken + lasting + transient)
-        self.taken += lasting
-
-    def free_memory(self) -> int:
-        return 80 * GIB - self.taken
-
-    def cache_memory(self, utilization: float, reserved: int, with_states: bool) -> int:
-        self.reserved.append(reserved)
-        return 1 << 20
-
-    def reset_peak_memory(self) -> None:
-        self.peak = self.taken
-
-    def transient_memory(self) -> int:
-        return self.peak - self.taken
 
 
 @pytest.fixture
@@ -143,7 +116,7 @@ def test_all_parts_of_the_core_have_advice() -> None:
         for file in Path(engine_server.core.__path__[0]).rglob("*.py")
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.Call)
-        and getattr(node.func, "attr", "") in ("taking", "reserve", "record", "keep_free")
+        and getattr(node.func, "attr", "") in ("taking", "reserve", "running", "record", "keep_free")
     ]
     parts = {
         argument.value
@@ -185,6 +158,22 @@ def test_largest_of_several_steps_is_reserved(monkeypatch) -> None:
     ledger.cache_memory(0.9)
     assert device.reserved == [8 * GIB, 6 * GIB]
     assert ledger.sizes == {"captured_steps": 1 * GIB, "largest_step": 6 * GIB}
+
+
+def test_step_and_encoding_take_their_memory_in_turn() -> None:
+    device = MeteredDevice()
+    ledger = MemoryLedger(device)
+    ledger.keep_free("rows of pictures", 1 * GIB)
+    for part, transient in (
+        ("largest step", 3 * GIB),
+        ("largest picture", 5 * GIB),
+        ("largest step", 7 * GIB),
+    ):
+        with ledger.running(part):
+            device.take(0, transient)
+        ledger.cache_memory(0.9)
+    assert device.reserved == [(1 + 3) * GIB, (1 + 5) * GIB, (1 + 7) * GIB]
+    assert str(ledger) == "rows of pictures 1024 MiB, largest step 7168 MiB, largest picture 5120 MiB"
 
 
 @pytest.fixture(scope="module")

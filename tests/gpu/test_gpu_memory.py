@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from encoder_memory import internvl_of_tiles, taken
 
 from engine_server import EngineArgs, LLMEngine, SamplingParams
 
@@ -77,3 +78,17 @@ def test_out_of_memory_error_names_the_stage_that_does_not_fit(gpu: torch.device
     with pytest.raises(ValueError, match=r"one request of max_model_len 4096 needs .* raise gpu_memory_util"):
         make(llama, gpu_memory_utilization=0.001)
     answer(make(llama, kv_cache_memory_bytes=CACHE))  # neither failed start keeps memory
+
+
+def test_memory_in_which_the_largest_picture_is_encoded_is_reserved(
+    gpu: torch.device, tmp_path: Path
+) -> None:
+    folder = internvl_of_tiles(49, tmp_path)  # as many as a square has
+    engine = LLMEngine.from_engine_args(
+        EngineArgs(
+            model=str(folder), skip_tokenizer_init=True, kv_cache_memory_bytes=CACHE, disable_log_stats=True
+        )
+    )
+    reserved = engine.config.device_config.memory_bytes["largest_picture"]
+    largest = max(taken(engine._core.executor.first.loaded, folder))
+    assert 0 < largest <= reserved < 1.1 * largest

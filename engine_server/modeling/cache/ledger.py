@@ -20,6 +20,7 @@ ADVICE = {
     "step buffers": "Lower max_num_batched_tokens or max_num_seqs",
     "penalty tables": "Lower max_num_seqs or max_model_len",
     "largest step": "Lower max_num_batched_tokens or max_num_seqs",
+    "largest picture": "Lower the size in mm_processor_kwargs, or set language_model_only, if no pictures are sent",
     "draft model": "Use a smaller draft model, or none",
     "draft buffers": "Lower max_num_batched_tokens or max_num_seqs",
     "captured steps": "Lower max_num_seqs, or set enforce_eager",
@@ -30,6 +31,8 @@ ADVICE = {
 }
 # Parts that get what the others leave.
 REST = ("KV cache", "KV cache of drafts")
+# Parts that take their memory in turn: that of the largest serves all.
+IN_TURN = ("largest step", "largest picture")
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
@@ -90,7 +93,7 @@ class MemoryLedger:
         with_states: the states of recurrent layers take a part of them.
         """
         self.platform.release_cached_memory()
-        return self.platform.cache_memory(utilization, sum(self._reserved.values()), with_states)
+        return self.platform.cache_memory(utilization, self._reserved_at_once, with_states)
 
     def account(self) -> str:
         """Return a sentence for the end of an error: all parts, and the advice for the largest; empty without parts."""
@@ -106,6 +109,11 @@ class MemoryLedger:
     @property
     def _parts(self) -> dict[str, int]:
         return self._taken | self._reserved
+
+    @property
+    def _reserved_at_once(self) -> int:
+        in_turn = [self._reserved.get(part, 0) for part in IN_TURN]
+        return sum(self._reserved.values()) - sum(in_turn) + max(in_turn)
 
     @contextmanager
     def _fitting(self, part: str) -> Iterator[None]:
