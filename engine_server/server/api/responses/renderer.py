@@ -143,7 +143,10 @@ class ResponseRenderer(Renderer):
             events += self._send(self._response_event("response.in_progress", body))
         logprobs = self._logprobs(event.logprobs)
         self._repeated = (0, [])
-        for part in event.parts:
+        parts = event.parts
+        if logprobs and not parts and self._open is not None and self._open.takes(Text("")):
+            parts = [Text("")]  # a token without text, which whole answers list, too
+        for part in parts:
             if self._open is None or not self._open.takes(part):
                 events += self._close("completed") + self._begin(part)
             assert self._open is not None

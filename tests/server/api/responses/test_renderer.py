@@ -217,6 +217,35 @@ def test_continued_stream_repeats_the_log_probabilities_that_the_client_has() ->
         assert [rest.event(event) for event in events[count:]] == sent[count:]
 
 
+def test_stream_lists_the_tokens_that_whole_answers_list_those_without_text_too() -> None:
+    """A token may be a part of a character, or the end of the sequence."""
+    choices = []
+    for number, parts in enumerate([[Text("It is ")], [], [Text("é")], []]):
+        entries = {number: Logprob(-0.5, 1, None)}
+        finish = STOP if number == 3 else None
+        choices.append(ChoiceDelta(0, parts, [number], [entries], finish, TokenCounts(20, number + 1)))
+    joined = msgspec.structs.replace(
+        choices[-1],
+        parts=[part for choice in choices for part in choice.parts],
+        logprobs=[entries for choice in choices for entries in choice.logprobs or []],
+    )
+
+    rendering = renderer()
+    events = parse(b"".join(rendering.event(event) for event in (*choices, GenerationFinished(USAGE))))
+    body = asyncio.run(renderer().body([joined], TokenCounts(20, 4)))
+
+    def listed(output: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = output[0]["content"][0]["logprobs"]
+        return found
+
+    sent = [one for event in events if event["type"].endswith("text.delta") for one in event["logprobs"]]
+    assert len(sent) == 4
+    assert listed(events[-1]["response"]["output"]) == listed(json.loads(body)["output"])
+    assert [one["logprob"] for one in sent] == [
+        one["logprob"] for one in listed(events[-1]["response"]["output"])
+    ]
+
+
 def test_failure_in_mid_stream_is_an_error_and_a_failed_response() -> None:
     rendering = renderer()
     before = parse(rendering.event(deltas([Text("The cap")])[0]))
