@@ -4,7 +4,7 @@ from engine_server.contract.cluster.labels import MODEL_CACHE_LABEL, UNUSABLE_MO
 from llm_operator.api.model_cache import ModelCache
 from llm_operator.control.cluster import Cluster
 from llm_operator.control.fetch_poller import FetchProgress
-from llm_operator.control.warnings import warnings_about
+from llm_operator.control.warnings import Subject, warnings_about
 from llm_operator.kinds import PODS, child_path
 from llm_operator.observed import Fetch, Manifest, claim_key, fetch_key
 from llm_operator.status.problems import unusable_model
@@ -32,7 +32,7 @@ async def observe_fetch(
     subjects = (
         newest if claim is None or claim.get("status", {}).get("phase") == "Bound" else [claim, *newest]
     )
-    return Fetch(tuple(pods), warnings=await warnings_about(cluster, namespace, subjects))
+    return Fetch(tuple(pods), warnings=await warnings_about(cluster, namespace, map(Subject.of, subjects)))
 
 
 async def stop_if_unusable(cluster: Cluster, namespace: str, cache: ModelCache, fetch: Fetch) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import msgspec
@@ -11,6 +10,7 @@ from engine_server.contract.base.decoding import decode
 from engine_server.contract.base.ranges import Percent, Seconds, Word
 from engine_server.contract.cluster.api import Key
 from engine_server.contract.cluster.labels import ENGINE_PORT
+from llm_operator.control.follower import Follower
 from llm_operator.control.pod_questions import PodQuestions, pause_after
 from llm_operator.observed import Replica, StartReport
 
@@ -38,45 +38,29 @@ class StartPoller:
     questions: PodQuestions
     interval: float = INTERVAL_SECONDS
     reports: dict[Key, StartReport] = field(default_factory=dict)
-    replicas: dict[Key, Replica] = field(default_factory=dict)
-    tasks: dict[Key, asyncio.Task[None]] = field(default_factory=dict)
-    # Ends the pause of a task.
-    changed: dict[Key, asyncio.Event] = field(default_factory=dict)
+    follower: Follower[Replica] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.follower = Follower(self._poll)
 
     def follow(self, key: Key, replica: Replica | None) -> None:
         """Ask `replica` from now on until it serves; with None, nobody."""
-        before = self.replicas.pop(key, None)
-        if replica is not None:
-            self.replicas[key] = replica
-        if key in self.tasks:
-            if replica != before:
-                self.changed[key].set()
-        elif replica is not None:
-            self.changed[key] = asyncio.Event()
-            self.tasks[key] = asyncio.create_task(self._poll(key), name=f"start of {key}")
+        self.follower.follow(key, [replica] if replica is not None else [])
 
     def forget(self, key: Key) -> None:
         """Forget an LLMDeployment that was deleted, or is another operator's."""
         self.follow(key, None)
         self.reports.pop(key, None)
 
-    async def _poll(self, key: Key) -> None:
-        asked, failures = None, 0
-        changed = self.changed[key]
-        try:
-            while replica := self.replicas.get(key):
-                changed.clear()
-                report = await self._ask(key.namespace, replica)
-                if replica != asked:
-                    asked, failures = replica, 0
-                failures = 0 if report else failures + 1
-                if report is not None and report != self.reports.get(key) and key in self.replicas:
-                    self.reports[key] = report
-                    self.wake(key)
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(changed.wait(), pause_after(failures, self.interval))
-        finally:
-            del self.tasks[key], self.changed[key]
+    async def _poll(self, key: Key, replica: Replica) -> None:
+        failures = 0
+        while True:
+            report = await self._ask(key.namespace, replica)
+            if report is not None and report != self.reports.get(key):
+                self.reports[key] = report
+                self.wake(key)
+            failures = 0 if report is not None else failures + 1
+            await asyncio.sleep(pause_after(failures, self.interval))
 
     async def _ask(self, namespace: str, replica: Replica) -> StartReport | None:
         """Return the report of a replica, None without an answer."""

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Iterable
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 import msgspec
 
@@ -23,6 +24,17 @@ LARGEST_ANSWER = 1 << 20
 RECENT = timedelta(minutes=6)
 
 logger = logging.getLogger(__name__)
+
+
+class Subject(NamedTuple):
+    """An object that Events may be about."""
+
+    name: str
+    uid: str
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> "Subject":
+        return cls(manifest["metadata"]["name"], manifest["metadata"]["uid"])
 
 
 class Event(msgspec.Struct, frozen=True, rename="camel"):
@@ -47,9 +59,7 @@ class EventList(msgspec.Struct, frozen=True):
 decoder = msgspec.json.Decoder(EventList)
 
 
-async def warnings_about(
-    cluster: Cluster, namespace: str, subjects: Iterable[Manifest]
-) -> tuple[Warned, ...]:
+async def warnings_about(cluster: Cluster, namespace: str, subjects: Iterable[Subject]) -> tuple[Warned, ...]:
     """Return the recent Warnings about these objects, the newest last."""
     found = await asyncio.gather(*(events_about(cluster, namespace, subject) for subject in subjects))
     events = sorted((event for each in found for event in each), key=lambda event: event.time)
@@ -57,15 +67,15 @@ async def warnings_about(
     return tuple(dict.fromkeys(warned))
 
 
-async def events_about(cluster: Cluster, namespace: str, subject: Manifest) -> list[Event]:
+async def events_about(cluster: Cluster, namespace: str, subject: Subject) -> list[Event]:
     """Return the last Warnings about an object; none if they are too large to be the cluster's own."""
-    selector = f"type=Warning,involvedObject.uid={subject['metadata']['uid']}"
+    selector = f"type=Warning,involvedObject.uid={subject.uid}"
     query = {"fieldSelector": selector, "limit": str(MOST_READ)}
     try:
         answer = await cluster.request("GET", EVENTS.path(namespace), query=query, largest=LARGEST_ANSWER)
         listed = decode_shallow(decoder.decode, answer).items or ()
     except (AnswerTooLargeError, msgspec.MsgspecError) as error:
-        logger.warning("the Events about %s/%s: %s", namespace, subject["metadata"]["name"], error)
+        logger.warning("the Events about %s/%s: %s", namespace, subject.name, error)
         return []
     newest = max((event.time for event in listed), default=0.0)
     recent = [event for event in listed if event.time >= newest - RECENT.total_seconds()]

@@ -52,14 +52,18 @@ def poller() -> tuple[CommitPoller, list[Key]]:
     return CommitPoller(woken.append, PodQuestions(), interval=0.001), woken
 
 
+async def until_answered(commits: CommitPoller) -> None:
+    await until_async(lambda: all(task.done() for task in commits.follower.tasks.get(KEY, {}).values()))
+
+
 async def test_each_replica_is_asked_once(engine: Engine) -> None:
     commits, woken = poller()
     commits.follow(KEY, [REPLICA])
-    await until_async(lambda: not commits.tasks)
+    await until_answered(commits)
 
     commits.follow(KEY, [REPLICA, OTHER])
     commits.follow(KEY, [REPLICA, OTHER])
-    await until_async(lambda: not commits.tasks)
+    await until_answered(commits)
 
     assert commits.commits[KEY] == {"a": COMMIT, "b": COMMIT}
     assert (engine.questions, woken) == (2, [KEY, KEY])
@@ -72,7 +76,7 @@ async def test_a_replica_that_drains_is_asked_again_until_it_answers(engine: Eng
     await until_async(lambda: engine.questions)
     engine.status = 200
 
-    await until_async(lambda: not commits.tasks)
+    await until_answered(commits)
 
     assert commits.commits[KEY] == {"a": COMMIT}
 
@@ -86,7 +90,7 @@ async def test_what_is_no_commit_is_no_answer(engine: Engine, commit: object) ->
     before = commits.commits[KEY].copy()
     engine.answer["commit"] = COMMIT
 
-    await until_async(lambda: not commits.tasks)
+    await until_answered(commits)
 
     assert (before, commits.commits[KEY]) == ({}, {"a": COMMIT})
 
@@ -95,7 +99,7 @@ async def test_an_engine_that_reports_no_commit_is_asked_once(engine: Engine) ->
     del engine.answer["commit"]
     commits, _ = poller()
     commits.follow(KEY, [REPLICA])
-    await until_async(lambda: not commits.tasks)
+    await until_answered(commits)
 
     assert (commits.commits[KEY], engine.questions) == ({"a": ""}, 1)
 
@@ -112,7 +116,7 @@ async def test_a_replica_without_an_answer_delays_no_other_and_is_asked_until_it
     await until_async(lambda: engine.questions > asked + 5)
     engine.status = 200
 
-    await until_async(lambda: not commits.tasks)
+    await until_answered(commits)
 
     assert commits.commits[KEY] == {"a": COMMIT, "b": COMMIT}
 
@@ -134,17 +138,16 @@ async def test_a_new_replica_is_asked_during_the_pause_of_another_that_does_not_
         await until_async(lambda pod=f"b{number}": commits.commits[KEY].get(pod) == COMMIT)
 
     commits.follow(KEY, ())
-    await until_async(lambda: not commits.tasks)
 
 
 async def test_answers_of_replicas_that_are_gone_are_forgotten(engine: Engine) -> None:
     commits, _ = poller()
     commits.follow(KEY, [REPLICA])
-    await until_async(lambda: not commits.tasks)
+    await until_answered(commits)
 
     commits.follow(KEY, ())
 
-    assert (commits.commits, commits.replicas) == ({}, {})
+    assert (commits.commits, commits.follower.tasks) == ({}, {})
 
 
 @pytest.mark.usefixtures("operator")

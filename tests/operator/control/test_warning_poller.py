@@ -60,10 +60,9 @@ def pod(number: int) -> dict[str, Any]:
     return {"metadata": {"name": f"p{number}", "uid": f"uid{number}", "creationTimestamp": created}}
 
 
-async def stop(polled: WarningPoller) -> None:
-    for key in list(polled.tasks):
+def stop(polled: WarningPoller) -> None:
+    for key in list(polled.follower.tasks):
         polled.follow(key, ())
-    await until_async(lambda: not polled.tasks)
 
 
 async def test_an_answer_wakes_the_llmdeployment_once_until_it_changes() -> None:
@@ -75,8 +74,8 @@ async def test_an_answer_wakes_the_llmdeployment_once_until_it_changes() -> None
 
     events.events = []
     await until_async(lambda: woken == [KEY, KEY])
-    await stop(polled)
-    assert (polled.warnings, polled.pods, polled.changed) == ({}, {}, {})
+    stop(polled)
+    assert (polled.warnings, polled.follower.tasks) == ({}, {})
 
 
 async def test_a_pod_is_asked_about_after_a_while_and_only_while_it_waits(monkeypatch: Any) -> None:
@@ -86,7 +85,7 @@ async def test_a_pod_is_asked_about_after_a_while_and_only_while_it_waits(monkey
     polled.follow(KEY, [pod(1)])
     await asyncio.sleep(0)
 
-    await stop(polled)
+    stop(polled)
 
     assert events.asked == []
 
@@ -96,7 +95,7 @@ async def test_only_the_newest_pods_of_an_llmdeployment_are_asked_about() -> Non
     polled, _ = poller(events)
     polled.follow(KEY, [pod(number) for number in range(50)])
     await until_async(lambda: len(events.asked) > 3 * MOST_PODS)
-    await stop(polled)
+    stop(polled)
 
     assert set(events.asked) == {f"uid{number}" for number in range(50 - MOST_PODS, 50)}
 
@@ -111,7 +110,7 @@ async def test_a_namespace_has_one_question_at_a_time_and_all_have_a_few() -> No
     await until_async(lambda: len(events.asked) == MOST_QUESTIONS)
     events.may_answer.set()
     await until_async(lambda: len(events.asked) > 10 * MOST_QUESTIONS)
-    await stop(polled)
+    stop(polled)
 
     assert events.most.pop("all") == MOST_QUESTIONS
     assert set(events.most.values()) == {1}
@@ -127,7 +126,7 @@ async def test_of_many_events_the_last_are_kept_and_what_has_passed_is_not() -> 
     polled.follow(KEY, [pod(1)])
     await until_async(lambda: woken)
     kept = {warned.message for warned in polled.warnings[KEY]["uid1"]}
-    await stop(polled)
+    stop(polled)
 
     assert kept == {f"at {second}" for second in range(40 - MOST_KEPT, 40)}
 
@@ -138,7 +137,7 @@ async def test_events_that_the_cluster_would_not_write_are_left_out(content: dic
     polled, woken = poller(events)
     polled.follow(KEY, [pod(1)])
     await until_async(lambda: len(events.asked) > 2)
-    await stop(polled)
+    stop(polled)
 
     assert woken == []
 
