@@ -10,6 +10,7 @@ from engine_server.contract.base.ranges import Total
 from engine_server.contract.cluster.api import Key
 from engine_server.contract.cluster.fetch_container import PROGRESS_PATH
 from engine_server.contract.cluster.labels import ENGINE_PORT
+from llm_operator.control.follower import Follower
 from llm_operator.control.pod_questions import PodQuestions
 
 INTERVAL_SECONDS = 2.0
@@ -29,38 +30,34 @@ decoder = msgspec.json.Decoder(FetchProgress)
 
 @dataclass(slots=True)
 class FetchPoller:
-    """Asks the pods of each LLMDeployment that waits for a download, in a task of its own."""
+    """Asks the pods of each LLMDeployment that waits for a download."""
 
     questions: PodQuestions
     interval: float = INTERVAL_SECONDS
     # The last answer; none while no pod answers.
     progress: dict[Key, FetchProgress] = field(default_factory=dict)
-    addresses: dict[Key, tuple[str, ...]] = field(default_factory=dict)
-    tasks: dict[Key, asyncio.Task[None]] = field(default_factory=dict)
+    # By the addresses of the pods.
+    follower: Follower[tuple[str, ...]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.follower = Follower(self._poll)
 
     def follow(self, key: Key, addresses: tuple[str, ...]) -> None:
         """Ask the pods at these addresses from now on; without any, nobody."""
         if not addresses:
-            self.addresses.pop(key, None)
             self.progress.pop(key, None)
-            return
-        self.addresses[key] = addresses
-        if key not in self.tasks:
-            self.tasks[key] = asyncio.create_task(self._poll(key), name=f"download of {key}")
+        self.follower.follow(key, [addresses] if addresses else [])
 
-    async def _poll(self, key: Key) -> None:
+    async def _poll(self, key: Key, addresses: tuple[str, ...]) -> None:
         silences = 0
-        try:
-            while addresses := self.addresses.get(key):
-                progress = await self._ask(key.namespace, addresses)
-                if progress is None or key not in self.addresses:
-                    self.progress.pop(key, None)
-                else:
-                    self.progress[key] = progress
-                silences = 0 if progress is not None else silences + 1
-                await asyncio.sleep(interval_after(silences, self.interval))
-        finally:
-            del self.tasks[key]
+        while True:
+            progress = await self._ask(key.namespace, addresses)
+            if progress is None:
+                self.progress.pop(key, None)
+            else:
+                self.progress[key] = progress
+            silences = 0 if progress is not None else silences + 1
+            await asyncio.sleep(interval_after(silences, self.interval))
 
     async def _ask(self, namespace: str, addresses: tuple[str, ...]) -> FetchProgress | None:
         """Return the progress of the first pod that reports it."""
