@@ -12,14 +12,13 @@ from engine_server.contract.base.quoting import shorten
 from engine_server.contract.cluster.adapters import ADAPTERS_PATH, AdapterState, AdapterStates, WantedAdapters
 from engine_server.contract.cluster.api import Key
 from engine_server.contract.cluster.labels import ADMIN_PORT
-from llm_operator.control.pod_questions import PodQuestions
+from llm_operator.control.pod_questions import PodQuestions, pause_after
 from llm_operator.observed import PodAdapters, Replica
 
 # While adapters are being loaded.
 POLL_SECONDS = 1.0
-# After failures in a row the delay doubles from the first to the longest.
+# After a failure. It doubles with each in a row.
 FIRST_DELAY_SECONDS = 2.0
-LONGEST_DELAY_SECONDS = 300.0
 # A list that was reached is sent again at this interval, since others may have changed it.
 REPEAT_SECONDS = 300.0
 TIMEOUT = ClientTimeout(total=5, connect=2)
@@ -151,9 +150,9 @@ class AdapterPusher:
             push.is_changed.clear()
             await self._ask(key, push, "PUT" if push.goal.is_sent else "GET")
             await self._follow_loading(key, push)
-            failures = 0 if push.is_reached else min(failures + 1, 16)
-            delay = min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2 ** (failures - 1))
-            if await is_set(push.is_changed, delay if failures else REPEAT_SECONDS):
+            failures = 0 if push.is_reached else failures + 1
+            delay = pause_after(failures - 1, FIRST_DELAY_SECONDS) if failures else REPEAT_SECONDS
+            if await is_set(push.is_changed, delay):
                 failures = 0
 
     async def _follow_loading(self, key: Key, push: Push) -> None:
@@ -164,7 +163,7 @@ class AdapterPusher:
             await self._ask(key, push, "GET")
             changes = 0 if push.num_settled > settled else changes + (push.answer != before)
             settled = max(settled, push.num_settled)
-            delay = min(LONGEST_DELAY_SECONDS, POLL_SECONDS * 2 ** min(changes, 16))
+            delay = pause_after(changes, POLL_SECONDS)
 
     async def _ask(self, key: Key, push: Push, method: str) -> None:
         """Store the answer to a PUT with the list, or to a GET."""

@@ -11,10 +11,10 @@ from engine_server.contract.cluster.api import Key
 from engine_server.contract.cluster.fetch_container import PROGRESS_PATH
 from engine_server.contract.cluster.labels import ENGINE_PORT
 from llm_operator.control.follower import Follower
-from llm_operator.control.pod_questions import PodQuestions
+from llm_operator.control.pod_questions import PodQuestions, pause_after
 
 INTERVAL_SECONDS = 2.0
-# While nobody answers the interval doubles from the first to the longest.
+# It doubles while nobody answers, up to the longest.
 LONGEST_SECONDS = 30.0
 
 
@@ -53,11 +53,12 @@ class FetchPoller:
         while True:
             progress = await self._ask(key.namespace, addresses)
             if progress is None:
+                silences += 1
                 self.progress.pop(key, None)
             else:
+                silences = 0
                 self.progress[key] = progress
-            silences = 0 if progress is not None else silences + 1
-            await asyncio.sleep(interval_after(silences, self.interval))
+            await asyncio.sleep(pause_after(silences, self.interval, LONGEST_SECONDS))
 
     async def _ask(self, namespace: str, addresses: tuple[str, ...]) -> FetchProgress | None:
         """Return the progress of the first pod that reports it."""
@@ -69,8 +70,3 @@ class FetchPoller:
             except ValueError:
                 continue
         return None
-
-
-def interval_after(silences: int, first: float) -> float:
-    """Return the seconds until the next question, after so many in a row without an answer."""
-    return min(LONGEST_SECONDS, first * 2.0 ** min(silences, 16))

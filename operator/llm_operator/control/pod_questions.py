@@ -15,16 +15,14 @@ TIMEOUT = ClientTimeout(total=2)
 LARGEST_ANSWER = 4096
 # Questions to the pods of one namespace at a time: pods that hold them delay those of their own namespace alone.
 MOST_QUESTIONS = 16
-
-
 # Between two questions to a pod that does not answer: a NetworkPolicy may separate it from the operator, for as long as
 # it lives or until it is corrected.
 LONGEST_PAUSE_SECONDS = 300.0
 
 
-def pause_after(failures: int, interval: float) -> float:
+def pause_after(failures: int, interval: float, longest: float = LONGEST_PAUSE_SECONDS) -> float:
     """Return the seconds until the next question to a pod that has failed to answer so often in a row."""
-    return min(LONGEST_PAUSE_SECONDS, interval * 2.0 ** min(failures, 16))
+    return min(longest, interval * 2.0 ** min(failures, 16))
 
 
 class Answer(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from llm_operator.control.commit_poller import CommitPoller, pause_after
+from llm_operator.control.commit_poller import CommitPoller
 from llm_operator.control.pod_questions import PodQuestions
 from llm_operator.observed import Replica
 from waiting import until_async
@@ -119,12 +119,6 @@ async def test_a_replica_without_an_answer_delays_no_other_and_is_asked_until_it
     await until_answered(commits)
 
     assert commits.commits[KEY] == {"a": COMMIT, "b": COMMIT}
-
-
-def test_a_replica_is_asked_ever_more_rarely() -> None:
-    pauses = [pause_after(failures, 2.0) for failures in (1, 2, 3, 10_000)]
-
-    assert pauses == [4.0, 8.0, 16.0, 300.0]
 
 
 async def test_a_new_replica_is_asked_during_the_pause_of_another_that_does_not_answer(

@@ -8,7 +8,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from aiohttp import ClientTimeout, web
 from llm_operator.control import pod_questions
-from llm_operator.control.pod_questions import LARGEST_ANSWER, MOST_QUESTIONS, Answer, PodQuestions
+from llm_operator.control.pod_questions import (
+    LARGEST_ANSWER,
+    MOST_QUESTIONS,
+    Answer,
+    PodQuestions,
+    pause_after,
+)
 from waiting import PATIENCE, until_async
 
 NETWORK = f"127.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
@@ -132,3 +138,8 @@ async def test_pods_that_hold_their_questions_delay_no_other_namespace(
     for task in held:
         task.cancel()
     await asyncio.wait(held)
+
+
+def test_a_pod_that_does_not_answer_is_asked_ever_more_rarely() -> None:
+    assert [pause_after(failures, 2.0) for failures in (0, 1, 2, 3, 10_000)] == [2.0, 4.0, 8.0, 16.0, 300.0]
+    assert [pause_after(failures, 2.0, 30.0) for failures in (3, 4, 10_000)] == [16.0, 30.0, 30.0]
