@@ -157,6 +157,11 @@ def annotation(child: Manifest, name: str) -> str:
     return str(child.get("metadata", {}).get("annotations", {}).get(name, ""))
 
 
+def owners_of(existing: Manifest) -> set[str]:
+    """Return the UIDs of an object's owners."""
+    return {reference["uid"] for reference in existing["metadata"].get("ownerReferences", ())}
+
+
 def revision(replica_set: Manifest) -> int:
     """Return the revision of a ReplicaSet, 0 if it has none."""
     number = replica_set["metadata"].get("annotations", {}).get(REVISION_ANNOTATION, "")

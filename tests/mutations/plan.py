@@ -63,8 +63,8 @@ FAULTS = (
     Fault(
         "the template of another owner's replicas is used",
         f"{PLAN}/pod/template_record.py",
-        'if any(owner["uid"] == uid for owner in replica_set["metadata"].get("ownerReferences", ())):',
-        'if uid and replica_set["metadata"].get("ownerReferences", ()):',
+        "if uid in owners_of(replica_set):",
+        "if uid and owners_of(replica_set):",
         (f"{TESTS}/pod/test_template_record.py",),
     ),
     Fault(

@@ -51,11 +51,12 @@ from llm_operator.observed import (
     Observed,
     Problem,
     claim_key,
+    owners_of,
     workload_key,
 )
 from llm_operator.plan.decide import Decision, decide
 from llm_operator.plan.deletion_cost import is_scale_down
-from llm_operator.plan.ownership import field_manager, owned_by, owned_pods, owners_of
+from llm_operator.plan.ownership import field_manager, owned_by, owned_pods
 from llm_operator.plan.plan import Plan
 from llm_operator.plan.pod.adapters import of_other_models
 from llm_operator.settings import Settings

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from engine_server.contract.cluster import api, labels
 from llm_operator.api.spec import LLMDeployment
-from llm_operator.observed import ChildKey, Manifest
+from llm_operator.observed import ChildKey, Manifest, owners_of
 from llm_operator.settings import Settings
 
 
@@ -57,8 +57,7 @@ def is_shared(child: Manifest) -> bool:
 
 def is_owned(existing: Manifest, deployment: LLMDeployment) -> bool:
     """Return True if an object has our owner reference."""
-    references = existing["metadata"].get("ownerReferences", [])
-    return any(reference["uid"] == deployment.metadata.uid for reference in references)
+    return deployment.metadata.uid in owners_of(existing)
 
 
 def owned_by(owner: Manifest, objects: Iterable[Manifest]) -> tuple[Manifest, ...]:
@@ -71,11 +70,6 @@ def owned_pods(pods: Iterable[Manifest], replica_sets: Iterable[Manifest]) -> tu
     """Return the pods that one of these ReplicaSets owns."""
     uids = {each["metadata"]["uid"] for each in replica_sets}
     return tuple(pod for pod in pods if uids & owners_of(pod))
-
-
-def owners_of(existing: Manifest) -> set[str]:
-    """Return the UIDs of an object's owners."""
-    return {reference["uid"] for reference in existing["metadata"].get("ownerReferences", ())}
 
 
 def has_label(existing: Manifest, deployment: LLMDeployment) -> bool:
@@ -122,8 +116,7 @@ def is_terminating(existing: Manifest | None) -> bool:
 def is_followed(existing: Manifest, deployment: LLMDeployment) -> bool:
     """Return True if this LLMDeployment may replace the unfinished Job: it created it, or its creator is gone."""
     follows = existing["metadata"].get("annotations", {}).get(labels.FETCH_OWNER_ANNOTATION)
-    owners = {reference["uid"] for reference in existing["metadata"].get("ownerReferences", ())}
-    is_decided_here = follows == deployment.metadata.uid or follows not in owners
+    is_decided_here = follows == deployment.metadata.uid or follows not in owners_of(existing)
     return follows is not None and is_decided_here and not is_complete(existing)
 
 

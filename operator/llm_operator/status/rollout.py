@@ -5,7 +5,7 @@ from typing import Any
 
 from engine_server.contract.cluster.labels import POD_TEMPLATE_ANNOTATION
 from engine_server.contract.cluster.reasons import Reason
-from llm_operator.observed import Manifest, Problem, has_replicas, revision
+from llm_operator.observed import Manifest, Problem, has_replicas, owners_of, revision
 from llm_operator.status.problems import condition, statuses
 from llm_operator.status.scheduling import FOR_OTHER_NODES
 
@@ -49,10 +49,7 @@ def failing_pods(pods: Sequence[Manifest], replica_sets: Sequence[Manifest]) -> 
 
 def is_of(pod: Manifest, replica_set: Manifest | None) -> bool:
     """Return True for a pod of this ReplicaSet; of any if none is known."""
-    if replica_set is None:
-        return True
-    uid = replica_set["metadata"]["uid"]
-    return any(owner["uid"] == uid for owner in pod["metadata"].get("ownerReferences", ()))
+    return replica_set is None or replica_set["metadata"]["uid"] in owners_of(pod)
 
 
 def has_failed_repeatedly(pod: Mapping[str, Any]) -> bool:

@@ -6,9 +6,9 @@ from dataclasses import replace
 from engine_server.contract.cluster import api, labels
 from llm_operator.api.spec import LLMDeployment
 from llm_operator.api.spec_hash import spec_hash
-from llm_operator.observed import Manifest, Observed, workload_key
+from llm_operator.observed import Manifest, Observed, owners_of, workload_key
 from llm_operator.plan.children import cache
-from llm_operator.plan.ownership import child, owners_of
+from llm_operator.plan.ownership import child
 from llm_operator.plan.pod import files, keys
 from llm_operator.plan.pod.pods import pod_template
 from llm_operator.plan.pod.template_record import TemplateRecord, last_record, read, template_in_force

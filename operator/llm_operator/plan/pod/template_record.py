@@ -19,7 +19,7 @@ from llm_operator.api.sections.cache import Cache
 from llm_operator.api.sections.model import Model
 from llm_operator.api.spec import LLMDeployment
 from llm_operator.api.spec_hash import digest, equal_hashes, spec_hash
-from llm_operator.observed import Manifest, Observed, revision
+from llm_operator.observed import Manifest, Observed, owners_of, revision
 from llm_operator.plan.pod.template import PodTemplate, typed
 
 # The API server allows 256 KiB of annotations; the rest is for those that Kubernetes adds to a ReplicaSet.
@@ -85,7 +85,7 @@ def recorded_annotations(deployment: LLMDeployment, observed: Observed) -> Itera
     yield workload["metadata"].get("annotations", {})
     uid = workload["metadata"].get("uid")
     for replica_set in sorted(observed.replica_sets, key=revision, reverse=True):
-        if any(owner["uid"] == uid for owner in replica_set["metadata"].get("ownerReferences", ())):
+        if uid in owners_of(replica_set):
             yield replica_set["metadata"].get("annotations", {})
 
 
