@@ -21,6 +21,7 @@ from llm_operator.observed import ChildKey, Manifest
 # The API server answers a page of a list within a second.
 REQUEST_SECONDS = 15
 APPLY = "application/apply-patch+yaml"
+MERGE = "application/merge-patch+json"
 MANIFEST = msgspec.json.Decoder(dict[str, Any])
 # An object, options, or the operations of a JSON patch.
 Body = Mapping[str, Any] | list[Mapping[str, Any]]
@@ -137,7 +138,7 @@ class Cluster:
         return dict(zip(listed, found, strict=True))
 
     async def patch(
-        self, path: str, body: Body, content_type: str, manager: str = FIELD_MANAGER, **query: str
+        self, path: str, body: Body, content_type: str = MERGE, manager: str = FIELD_MANAGER, **query: str
     ) -> Manifest:
         return await self.call("PATCH", path, body, content_type, fieldManager=manager, **query)
 
@@ -175,13 +176,7 @@ class Cluster:
         To apply the whole of it for each of many owners takes the API server seconds a time. Raises ApiException with
         status 422 if another object has the name.
         """
-        operations: list[Mapping[str, Any]] = [
-            {"op": "test", "path": "/metadata/uid", "value": uid},
-            {"op": "add", "path": "/metadata/ownerReferences/-", "value": owner},
-        ]
-        return await self.patch(
-            child_path(namespace, key), operations, "application/json-patch+json", manager
-        )
+        return await self._add(child_path(namespace, key), uid, "/metadata/ownerReferences/-", owner, manager)
 
     async def release(self, namespace: str, key: ChildKey, owner_uid: str, manager: str) -> None:
         """Remove an owner from a shared child, or delete the child if it has no other one.
@@ -204,7 +199,7 @@ class Cluster:
                 namespace, key, uid=existing["metadata"]["uid"], resourceVersion=version
             )
         change = {"metadata": {"resourceVersion": version, "ownerReferences": others}}
-        await self.patch(child_path(namespace, key), change, "application/merge-patch+json", manager)
+        await self.patch(child_path(namespace, key), change, manager=manager)
 
     async def delete(self, namespace: str, key: ChildKey, *, uid: str) -> None:
         """Delete a child if it still is the object with this UID."""
@@ -228,13 +223,18 @@ class Cluster:
         Raises ApiException with status 422 if the object of this name has another UID. A merge patch would not do: the
         API server ignores a UID that comes with a status.
         """
+        return await self._add(f"{LLMDEPLOYMENTS.path(*key)}/status", uid, "/status", status)
+
+    async def _add(
+        self, path: str, uid: str, place: str, value: Manifest, manager: str = FIELD_MANAGER
+    ) -> Manifest:
+        """Add a value at a place in the object that has this UID, or replace it, and return the object."""
         # A list: the client would send a tuple as a strategic merge patch.
         operations: list[Mapping[str, Any]] = [
             {"op": "test", "path": "/metadata/uid", "value": uid},
-            {"op": "add", "path": "/status", "value": status},
+            {"op": "add", "path": place, "value": value},
         ]
-        path = f"{LLMDEPLOYMENTS.path(*key)}/status"
-        return await self.patch(path, operations, "application/json-patch+json")
+        return await self.patch(path, operations, "application/json-patch+json", manager)
 
     async def claim(self, key: Key, operator: str, resource_version: str) -> Manifest:
         """Record the operator that manages an LLMDeployment, and return the object as it is then.
@@ -242,9 +242,9 @@ class Cluster:
         Raises ApiException with status 409 if the object has another resource version.
         """
         body = {"metadata": {"resourceVersion": resource_version}, "status": {"operator": operator}}
-        return await self.patch(f"{LLMDEPLOYMENTS.path(*key)}/status", body, "application/merge-patch+json")
+        return await self.patch(f"{LLMDEPLOYMENTS.path(*key)}/status", body)
 
     async def scale(self, key: Key, replicas: int, resource_version: str) -> None:
         """Set the number of replicas of an LLMDeployment that still has this resource version."""
         change = {"metadata": {"resourceVersion": resource_version}, "spec": {"replicas": replicas}}
-        await self.patch(f"{LLMDEPLOYMENTS.path(*key)}/scale", change, "application/merge-patch+json")
+        await self.patch(f"{LLMDEPLOYMENTS.path(*key)}/scale", change)

@@ -37,7 +37,7 @@ class DeletionCosts:
     async def _write(self, key: Key, name: str, cost: str) -> None:
         patch = {"metadata": {"annotations": {ANNOTATION: cost}}}
         try:
-            await self.cluster.patch(PODS.path(key.namespace, name), patch, "application/merge-patch+json")
+            await self.cluster.patch(PODS.path(key.namespace, name), patch)
         except FAILURES as error:
             logger.warning("%s: the deletion cost of pod %s is not written: %s", key, name, describe(error))
 

@@ -95,7 +95,7 @@ class Events:
         """Patch the Event and return it; None if there is none."""
         path = EVENTS.path(subject["metadata"]["namespace"], name)
         try:
-            return await self.cluster.patch(path, change, "application/merge-patch+json")
+            return await self.cluster.patch(path, change)
         except ApiException as error:
             if error.status == 404:
                 return None

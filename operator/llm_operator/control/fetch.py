@@ -40,7 +40,7 @@ async def stop_if_unusable(cluster: Cluster, namespace: str, cache: ModelCache, 
     if line := unusable_model(fetch.pods):
         change = {"metadata": {"annotations": {UNUSABLE_MODEL_ANNOTATION: line}}, "spec": {"suspend": True}}
         path = child_path(namespace, fetch_key(cache.name))
-        await cluster.patch(path, change, "application/merge-patch+json")
+        await cluster.patch(path, change)
 
 
 def addresses(fetch: Fetch) -> tuple[str, ...]:

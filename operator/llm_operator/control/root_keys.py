@@ -110,7 +110,7 @@ class RootKeys:
         content = base64.b64encode(b"\n".join(keys)).decode()
         change = {"metadata": {"resourceVersion": resource_version}, "data": {ENTRY: content}}
         path = SECRETS.path(self.namespace, name)
-        await self.cluster.patch(path, change, "application/merge-patch+json")
+        await self.cluster.patch(path, change)
         logger.info("wrote root keys into the Secret %s/%s, which had none", self.namespace, name)
 
 

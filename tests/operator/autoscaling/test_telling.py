@@ -46,7 +46,7 @@ class Api:
         self.events.append(body)
         return body
 
-    async def patch(self, path: str, body: dict[str, Any], content_type: str) -> dict[str, Any]:
+    async def patch(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         self.events.append(self.events[0] | body)
         return body
 
