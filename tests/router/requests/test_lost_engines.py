@@ -20,7 +20,7 @@ from engine_server.router.routing.endpoint import Address
 
 SERVER = Path(__file__).parents[2] / "silent_stream.py"
 NEVER = 3600.0
-FAST = WatchTimes(sweep=0.02, silence=0.2, probe_interval=0.05, probe_timeout=0.2, stall=NEVER)
+FAST = WatchTimes(sweep=0.02, late=0.1, silence=0.2, probe_interval=0.05, probe_timeout=0.2, stall=NEVER)
 
 
 @dataclass

@@ -107,7 +107,7 @@ async def test_stream_continues_on_another_replica_when_its_engine_sends_nothing
 ):
     stream = Stream(fails, failure=stall)
     engines = [await start_engine(stream) for _ in range(2)]
-    router = await start_router({"m": engines}, watch=WatchTimes(sweep=0.02, stall=0.2))
+    router = await start_router({"m": engines}, watch=WatchTimes(sweep=0.02, late=0.1, stall=0.2))
     assert await read(router) == WHOLE
     assert [len(engine.received) for engine in engines] == [1, 1]
     await eventually(lambda: any(engine.hung_up.is_set() for engine in engines))
@@ -117,7 +117,7 @@ async def test_stream_continues_on_another_replica_when_its_engine_sends_nothing
 async def test_comments_keep_a_stream_with_its_engine(start_engine, start_router):
     stream = Stream(3, failure=think)
     engines = [await start_engine(stream) for _ in range(2)]
-    router = await start_router({"m": engines}, watch=WatchTimes(sweep=0.02, stall=STALL_SECONDS))
+    router = await start_router({"m": engines}, watch=WatchTimes(sweep=0.02, late=0.1, stall=STALL_SECONDS))
     assert (await read(router)).replace(KEEP_ALIVE, b"") == WHOLE
     assert sum(len(engine.received) for engine in engines) == 1
 
@@ -437,7 +437,7 @@ async def test_slow_client_pauses_the_engine_that_continues_its_stream_and_is_no
         writer.write(b"0\r\n\r\n")
 
     engines = [await start_engine(behave) for _ in range(2)]
-    router = await start_router({"m": engines}, watch=WatchTimes(sweep=0.02, stall=STALL_SECONDS))
+    router = await start_router({"m": engines}, watch=WatchTimes(sweep=0.02, late=0.1, stall=STALL_SECONDS))
     reader, writer = await asyncio.open_connection("127.0.0.1", router.port, limit=2**16)
     body = b'{"model":"m"}'
     writer.write(

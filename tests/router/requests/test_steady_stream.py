@@ -357,7 +357,7 @@ async def test_a_stream_whose_engine_is_lost_in_the_steady_state_is_continued(
 
     stream = Stream(1, 2, 3, 4, failure=fail_at_last)
     engines = [await start_engine(stream) for _ in range(2)]
-    router = await start_router({"m": engines}, watch=WatchTimes(sweep=0.02, stall=0.3))
+    router = await start_router({"m": engines}, watch=WatchTimes(sweep=0.02, late=0.1, stall=0.3))
 
     assert await read(router) == WHOLE
     assert await read(router) == WHOLE

@@ -189,7 +189,7 @@ async def test_no_stream_is_continued_elsewhere_because_the_loop_was_blocked(
         await until_async(send)
 
     engines = [await start_engine(Stream(1, failure=send_comments)) for _ in range(2)]
-    router = await start_router({"m": engines}, watch=WatchTimes(sweep=0.02, stall=stall))
+    router = await start_router({"m": engines}, watch=WatchTimes(sweep=0.02, late=0.1, stall=stall))
     async with router.chat(stream=True) as response:
         begun = await response.content.readuntil(KEEP_ALIVE)
         (relay,) = router.server._watch.open
