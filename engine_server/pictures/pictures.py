@@ -10,13 +10,13 @@ from typing import Any, cast
 
 import msgspec
 
+from engine_server.contract.base.bounded_map import BoundedMap
 from engine_server.contract.base.bounds import PICTURE_BYTES, PICTURE_PIXELS, PICTURES_PIXELS
 from engine_server.forks.fork_worker import Finish, ForkWorker, WorkerEndedError
 from engine_server.forks.forked_tasks import ForkedTasks
 from engine_server.forks.task_line import CallerId, Shares, TaskLine
 from engine_server.modeling.pictures.errors import UnsupportedPicturesError
 from engine_server.modeling.platform.cpu_quota import available_cpus
-from engine_server.pictures.kept import Kept
 from engine_server.pictures.messages import (
     Describe,
     Description,
@@ -36,7 +36,7 @@ MOST_FORKS = 4
 MOST_WAITING = 256
 # Of what is kept for models' encoders; a screenshot may become 50 MB.
 MOST_INPUT_BYTES = 128 << 20
-# Of the replacement texts that are remembered.
+# Of the replacement texts that are remembered, and their digests.
 MOST_CHARACTERS = 1 << 24
 ENVIRONMENT = {
     # A fork has one thread, whatever the libraries would start.
@@ -66,9 +66,9 @@ class Pictures(ForkedTasks[Outcome]):
         shares = Shares(forks, max(1, forks // 2), MOST_WAITING, MOST_WAITING // 2)
         super().__init__(TaskLine("pictures", "to be processed", shares), "pictures")
         self._settings = ProcessorSettings(str(folder), dict(options), forks)
-        self._replacements: Kept[str] = Kept(MOST_CHARACTERS, len)
+        self._replacements = BoundedMap[str, str](MOST_CHARACTERS, characters)
         # Processed pictures that the core has not asked for yet.
-        self._inputs: Kept[ProcessedPicture] = Kept(MOST_INPUT_BYTES, input_bytes)
+        self._inputs = BoundedMap[str, ProcessedPicture](MOST_INPUT_BYTES, input_bytes)
         self._stats = PictureStats()
         try:
             described = self._submit(b"", Describe(), None).result()
@@ -193,5 +193,9 @@ class Pictures(ForkedTasks[Outcome]):
             self._worker.close()
 
 
-def input_bytes(picture: ProcessedPicture) -> int:
+def characters(digest: str, text: str) -> int:
+    return len(digest) + len(text)
+
+
+def input_bytes(digest: str, picture: ProcessedPicture) -> int:
     return sum(len(tensor.data) for tensor in picture.inputs.values())

@@ -1,12 +1,12 @@
 """Trials of grammars before their requests are queued."""
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future
 
 import msgspec
 
+from engine_server.contract.base.bounded_map import BoundedMap
 from engine_server.forks.fork_worker import Finish, ForkWorker
 from engine_server.forks.forked_tasks import ForkedTasks
 from engine_server.forks.task_line import CallerId, Shares, TaskLine
@@ -29,9 +29,9 @@ class GrammarTrials(ForkedTasks[Verdict]):
         super().__init__(TaskLine("new grammars", "to be compiled", SHARES), "grammar trials")
         self._vocabulary = vocabulary
         # By a hash of the descriptions of the grammar and its parts.
-        self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
+        self._verdicts = BoundedMap[bytes, Verdict](MAX_VERDICTS)
         # Grammars whose trial was ended once. A stalled machine may have been the cause, so they are tried again.
-        self._ended_once: OrderedDict[bytes, None] = OrderedDict()
+        self._ended_once = BoundedMap[bytes, Verdict](MAX_VERDICTS)
 
     def start(
         self,
@@ -58,17 +58,11 @@ class GrammarTrials(ForkedTasks[Verdict]):
         return msgspec.msgpack.decode(content, type=Verdict)
 
     def _known(self, digest: bytes) -> Verdict | None:
-        if digest in self._verdicts:
-            self._verdicts.move_to_end(digest)
-        return self._verdicts.get(digest)
+        return self._verdicts.find(digest)
 
     def _keep(self, digest: bytes, verdict: Verdict) -> None:
         """Keep a verdict, but for that of a grammar whose trial was ended for the first time."""
-        if verdict.ended and digest not in self._ended_once:
-            self._ended_once[digest] = None
-            if len(self._ended_once) > MAX_VERDICTS:
-                self._ended_once.popitem(last=False)
-            return
-        self._verdicts[digest] = verdict
-        if len(self._verdicts) > MAX_VERDICTS:
-            self._verdicts.popitem(last=False)
+        if verdict.ended and self._ended_once.find(digest) is None:
+            self._ended_once.keep(digest, verdict)
+        else:
+            self._verdicts.keep(digest, verdict)

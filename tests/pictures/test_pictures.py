@@ -19,13 +19,13 @@ from tiers import tiered
 from tiny_pictures import FAMILIES, Family
 from waiting import until
 
+from engine_server.contract.base.bounded_map import BoundedMap
 from engine_server.contract.base.bounds import PICTURE_BYTES
 from engine_server.forks.fork_worker import WorkerEndedError
 from engine_server.modeling.pictures.errors import UnsupportedPicturesError
 from engine_server.modeling.pictures.processor import PictureProcessor
-from engine_server.pictures.kept import Kept
 from engine_server.pictures.messages import Processed, decode_reply
-from engine_server.pictures.pictures import Pictures
+from engine_server.pictures.pictures import Pictures, characters
 from engine_server.requests.errors import InvalidRequestError, QueueFullError, ShareUsedError
 from engine_server.requests.messages import RawTensor
 from engine_server.requests.picture_stats import PictureStats
@@ -119,7 +119,8 @@ def test_replacement_text_is_remembered_by_digest(pictures: Pictures) -> None:
 def test_remembered_texts_are_bounded(pictures: Pictures, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second, third = (numbered(number) for number in range(3))
     text = pictures.process(numbered(99), None).result(SECONDS).replacement  # all of one size have it
-    monkeypatch.setattr(pictures, "_replacements", Kept(2 * len(text) + 1, len))
+    room = 2 * characters(pictures.digest(first), text) + 1
+    monkeypatch.setattr(pictures, "_replacements", BoundedMap[str, str](room, characters))
     for each in (first, second):
         pictures.process(each, None).result(SECONDS)
     assert pictures.replacement(pictures.digest(first)) == text

@@ -1,9 +1,10 @@
 """Hashes of blocks, by which requests find what others have computed."""
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
+
+from engine_server.contract.base.bounded_map import BoundedMap
 
 # Blocks whose hashes are found together.
 STRETCH = 64
@@ -37,19 +38,15 @@ class KnownHashes:
         self.block_size = block_size
         # Blocks that were hashed, and not found.
         self.num_made = 0
-        self._limit = max(1, num_blocks // STRETCH)
-        self._hashes: OrderedDict[Stretch, list[bytes]] = OrderedDict()
+        self._hashes = BoundedMap[Stretch, list[bytes]](max(1, num_blocks // STRETCH))
 
     def of(self, stretch: Stretch) -> list[bytes]:
         """Return the hashes of a stretch, which are kept if it is whole. They must not be changed."""
-        found = self._hashes.get(stretch)
+        found = self._hashes.find(stretch)
         if found is not None:
-            self._hashes.move_to_end(stretch)
             return found
         made = stretch.hashes(self.block_size)
         self.num_made += len(made)
         if len(made) == STRETCH:
-            self._hashes[stretch] = made
-            if len(self._hashes) > self._limit:
-                self._hashes.popitem(last=False)
+            self._hashes.keep(stretch, made)
         return made

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections import OrderedDict
 from threading import Lock
 from typing import NamedTuple
 
 import msgspec
+
+from engine_server.contract.base.bounded_map import BoundedMap
 
 # Bytes that an entry takes in the index, beside its key and its tokens.
 ENTRY_OVERHEAD = 160
@@ -41,33 +42,27 @@ class SegmentCache:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.used = 0
-        self._entries: OrderedDict[SegmentKey, bytes] = OrderedDict()
+        self._entries = BoundedMap[SegmentKey, bytes](limit, size_of)
         self._lock = Lock()
 
     def __len__(self) -> int:
         return len(self._entries)
 
+    @property
+    def used(self) -> int:
+        return self._entries.used
+
     def find(self, key: SegmentKey) -> bytes | None:
         """Return the packed token ids of a segment (see `token_bytes`); None if they are not known."""
         with self._lock:
-            ids = self._entries.get(key)
-            if ids is not None:
-                self._entries.move_to_end(key)
-            return ids
+            return self._entries.find(key)
 
     def keep(self, key: SegmentKey, ids: bytes) -> None:
         """Add a segment, unless it is so long that many others would give way to it."""
-        size = size_of(key, ids)
-        if size > self.limit * MOST_OF_ONE:
+        if size_of(key, ids) > self.limit * MOST_OF_ONE:
             return
         with self._lock:
-            if key in self._entries:  # another thread was faster
-                return
-            self._entries[key] = ids
-            self.used += size
-            while self.used > self.limit:
-                self.used -= size_of(*self._entries.popitem(last=False))
+            self._entries.keep(key, ids)
 
 
 def owner_of(tokenizer: str, sharers: Sharers) -> bytes:

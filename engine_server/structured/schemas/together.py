@@ -2,12 +2,12 @@
 
 import hashlib
 import threading
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
+from engine_server.contract.base.bounded_map import BoundedMap
 from engine_server.structured.schemas.errors import SchemaError
 from engine_server.structured.schemas.relaxed import Relaxed, fit, refusal, relax_keywords
 
@@ -23,7 +23,7 @@ class SchemaCache:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._outcomes: OrderedDict[bytes, Outcomes] = OrderedDict()
+        self._outcomes = BoundedMap[bytes, Outcomes](MAX_REQUESTS)
 
     def relax(self, schemas: Mapping[str, Any], strict: bool) -> Outcomes:
         """Return the schemas of one grammar as it can enforce them, or the errors of those that can't be used.
@@ -32,15 +32,12 @@ class SchemaCache:
         """
         digest = hashlib.sha256(msgspec.msgpack.encode((schemas, strict))).digest()
         with self._lock:
-            found = self._outcomes.get(digest)
-            if found is not None:
-                self._outcomes.move_to_end(digest)
-                return found
+            found = self._outcomes.find(digest)
+        if found is not None:
+            return found
         outcomes = relax_together(schemas, strict)
         with self._lock:
-            self._outcomes[digest] = outcomes
-            if len(self._outcomes) > MAX_REQUESTS:
-                self._outcomes.popitem(last=False)
+            self._outcomes.keep(digest, outcomes)
         return outcomes
 
 
