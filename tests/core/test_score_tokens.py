@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Encoding, Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
 from engine_server import LLM, EngineArgs, InvalidRequestError, PoolingParams
@@ -216,7 +216,7 @@ def test_document_and_then_query_are_cut_and_the_template_stays_whole(
     template = PairTemplate(
         transformers.AutoTokenizer.from_pretrained(tmp_path), {"add_generation_prompt": True}, None
     )
-    prompt = template.prompt("rope runs clear", "cat sits clear", Truncation(**limits))
+    (prompt,) = template.prompts([("rope runs clear", "cat sits clear")], Truncation(**limits))
     assert [WORDS[token] for token in prompt["prompt_token_ids"]] == words.split()
 
 
@@ -224,7 +224,39 @@ def test_limit_that_the_template_exceeds_is_refused(tmp_path: Path) -> None:
     save(tmp_path)
     template = PairTemplate(transformers.AutoTokenizer.from_pretrained(tmp_path), {}, None)
     with pytest.raises(InvalidRequestError, match="the model's template alone is 6"):
-        template.prompt("rope", "cat", Truncation(5))
+        template.prompts([("rope", "cat")], Truncation(5))
+
+
+class Batching:
+    """A tokenizer without `encode`, while which no other thread runs. It counts the texts of each batch."""
+
+    def __init__(self, backend: Tokenizer) -> None:
+        self.batches: list[int] = []
+        self.encode_batch = backend.encode_batch
+        self.num_special_tokens_to_add, self.post_process = (
+            backend.num_special_tokens_to_add,
+            backend.post_process,
+        )
+        self._backend = backend
+
+    def encode_batch_fast(self, texts: list[str], *, add_special_tokens: bool) -> list[Encoding]:
+        self.batches.append(len(texts))
+        return self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+
+
+@pytest.mark.parametrize(
+    ("limits", "batches"), [({}, [3]), ({"longest_second": 2}, [3]), ({"longest": 9}, [3, 1, 1])]
+)
+def test_pairs_are_tokenized_as_a_batch_and_those_that_are_too_long_again(
+    tmp_path: Path, limits: dict[str, Any], batches: list[int]
+) -> None:
+    save(tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    tokenizer._tokenizer = batching = Batching(tokenizer.backend_tokenizer)
+    pairs = [("rope", "cat"), ("ring", "rope sits clear"), ("ring", "ring")]
+    prompts = PairTemplate(tokenizer, {}, None).prompts(pairs, Truncation(**limits))
+    assert [len(prompt["prompt_token_ids"]) for prompt in prompts] == [8, 9 if limits else 10, 8]
+    assert batching.batches == batches
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine_server.config import PoolingConfig
 from engine_server.contract.base.quoting import shorten
-from engine_server.engine.input.tokenizer import WHOLE, Truncation, backend_of, encode_pairs
+from engine_server.engine.input.tokenizer import WHOLE, Truncation, backend_of, encode_pairs, encode_texts
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.prompts import TokensPrompt
 
@@ -32,7 +32,7 @@ def pair_prompts(
     """
     if config.score_tokens:
         template = PairTemplate(tokenizer, config.template_arguments, instruction or config.instruction)
-        return [template.prompt(query, document, truncation) for query, document in pairs]
+        return template.prompts(pairs, truncation)
     if instruction is not None:
         raise InvalidRequestError(
             "instruction is set; the model's prompts have no place for one", "instruction"
@@ -86,44 +86,46 @@ class PairTemplate:
             ) from None
         return text
 
-    def prompt(self, query: str, document: str, truncation: Truncation) -> TokensPrompt:
-        """Return the tokens of two texts, cut so that the template stays whole: the document first, then the query."""
+    def prompts(self, pairs: Sequence[tuple[str, str]], truncation: Truncation) -> list[TokensPrompt]:
+        """Return the tokens of each pair of texts, cut so that the template stays whole."""
         limits, side = (truncation.longest_first, truncation.longest_second), truncation.side
-        query, document = (
-            cut(self._tokenizer, text, limit, side)
-            for text, limit in zip((query, document), limits, strict=True)
-        )
-        token_ids = self._tokens(query, document)
-        if truncation.longest is None:
-            return {"prompt_token_ids": token_ids}
-        texts = [query, document]
+        texts = [
+            [cut(self._tokenizer, text, limit, side) for text, limit in zip(pair, limits, strict=True)]
+            for pair in pairs
+        ]
+        encoded = self._encode([self.text(*pair) for pair in texts])
+        if (longest := truncation.longest) is not None:
+            encoded = [self._fit(*each, longest, side) for each in zip(texts, encoded, strict=True)]
+        return [{"prompt_token_ids": token_ids} for token_ids in encoded]
+
+    def _fit(self, texts: list[str], token_ids: list[int], longest: int, side: str) -> list[int]:
+        """Return the tokens of two texts, cut to the longest prompt: the document first, then the query."""
         for index in (1, 0):
+            if len(token_ids) <= longest:
+                break
             whole = texts[index]
-            kept = self._count(whole)
-            while kept > 0 and (surplus := len(token_ids) - truncation.longest) > 0:
+            kept = len(self._encode([whole])[0])
+            while kept > 0 and (surplus := len(token_ids) - longest) > 0:
                 kept -= surplus
                 texts[index] = cut(self._tokenizer, whole, max(kept, 0), side)
-                token_ids = self._tokens(*texts)
-        if len(token_ids) > truncation.longest:
+                (token_ids,) = self._encode([self.text(*texts)])
+        if len(token_ids) > longest:
             raise InvalidRequestError(
-                f"truncate_prompt_tokens is {truncation.longest}; the model's template alone is {len(token_ids)}",
+                f"truncate_prompt_tokens is {longest}; the model's template alone is {len(token_ids)}",
                 "truncate_prompt_tokens",
             )
-        return {"prompt_token_ids": token_ids}
+        return token_ids
 
-    def _tokens(self, query: str, document: str) -> list[int]:
-        encoding = backend_of(self._tokenizer).encode(self.text(query, document), add_special_tokens=False)
-        return list(encoding.ids)
-
-    def _count(self, text: str) -> int:
-        return len(backend_of(self._tokenizer).encode(text, add_special_tokens=False))
+    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
+        return encode_texts(self._tokenizer, texts, add_special_tokens=False)
 
 
 def cut(tokenizer: PreTrainedTokenizerBase, text: str, longest: int | None, side: str) -> str:
     """Return the part of a text that its first `longest` tokens are; its last ones if `side` is left."""
     if longest is None:
         return text
-    offsets = backend_of(tokenizer).encode(text, add_special_tokens=False).offsets
+    (encoding,) = backend_of(tokenizer).encode_batch([text], add_special_tokens=False)  # others run meanwhile
+    offsets = encoding.offsets
     if len(offsets) <= longest:
         return text
     if not longest:
