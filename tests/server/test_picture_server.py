@@ -27,6 +27,9 @@ COLD = {"temperature": 0}
 # Of the tiny model's tokenizer, whose tokens are bytes after three special ones.
 LETTERS = [3 + 64 + index for index in range(26)]
 UPRIGHT = random_image(1, 40, 30)
+# What langchain-openai 1.7.4 and langchain-anthropic 1.7.10 send for a picture PNG. It is the same for parts in the
+# form of LangChain, OpenAI and Anthropic, but for a URL without an object around it.
+LANGCHAIN = json.loads((Path(__file__).parent / "langchain_pictures.json").read_text())
 
 
 def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> str:
@@ -129,6 +132,24 @@ def test_picture_of_a_tool_changes_the_answer(server: EngineProcess) -> None:
         return message.content[0].text  # type: ignore[union-attr]
 
     assert answer(UPRIGHT) != answer(UPRIGHT.point(lambda value: 255 - value))
+
+
+@pytest.mark.parametrize("place", LANGCHAIN)
+def test_pictures_are_read_as_langchain_sends_them(server: EngineProcess, place: str) -> None:
+    def texts(image: Image.Image) -> set[str]:
+        requests = json.loads(json.dumps(LANGCHAIN[place]).replace("PNG", encoded(image)))
+        return {text_in(server.post(request["path"], request["body"]).json) for request in requests}
+
+    (upright,), (turned,) = texts(UPRIGHT), texts(UPRIGHT.rotate(180))
+    assert upright != turned
+
+
+def text_in(answer: dict[str, Any]) -> str:
+    """Return the text of an answer of any API."""
+    if "choices" in answer:
+        return answer["choices"][0]["message"]["content"]
+    (block,) = answer["content"] if "content" in answer else answer["output"][0]["content"]
+    return block["text"]
 
 
 def test_wrong_pictures_are_refused_by_name_and_the_engine_goes_on(client: openai.OpenAI) -> None:
