@@ -24,6 +24,7 @@ def test_table_lists_every_class_of_the_installed_transformers() -> None:
     outdated = f"run python {causal_models.__file__}"
     assert version == transformers.__version__, outdated
     assert [finding.case for finding in findings] == causal_models.list_cases(), outdated
+    assert causal_models.table(findings) in causal_models.PAGE.read_text(), outdated  # its counts, too
 
 
 @pytest.mark.parametrize(
