@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tiny_pictures import TEXT, VISION, tiny_model
+from tiny_pictures import TEXT, VISION, Family, tiny_model
 from torch import Tensor, nn
 
 from engine_server import EngineArgs, LLMEngine, RequestOutput, SamplingParams
+from engine_server.modeling.loader import sample
 from engine_server.modeling.loader.sample import copy_with_encoder
 from engine_server.modeling.model.picture_encoder import picture_rows
-from engine_server.modeling.model.picture_trial import agrees_with_transformers
+from engine_server.modeling.model.picture_trial import agrees_with_transformers, refusal_by_trial
 
 pytestmark = pytest.mark.transformers
 
@@ -81,6 +82,16 @@ def test_trial_finds_models_in_which_a_picture_acts_by_more_than_its_embeddings(
     copy = nn.Module.float(copy_with_encoder(model, torch.device("cpu")))
     copy.set_attn_implementation("eager")
     assert not agrees_with_transformers(copy, inputs, picture_rows(copy, inputs))
+
+
+@pytest.mark.parametrize("family", ["llava", "idefics3"])
+def test_trial_runs_with_parameters_of_which_the_copy_has_one_row(
+    family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sample, "MOST_RANDOM", 1)
+    kind: Any = transformers.AutoModelForImageTextToText
+    model = kind.from_pretrained(tiny_model(family, tmp_path))
+    assert refusal_by_trial(model, tmp_path) == ""
 
 
 @pytest.mark.parametrize("model_type", REFUSED)

@@ -110,24 +110,27 @@ def filled(copy: PreTrainedModel, shortened: Collection[nn.Module], device: torc
     """Give random weights to a model on the meta device. shortened: embeddings that get a few rows only."""
     replace_linears(copy, as_loaded)
     encoder = {module for part in encoder_parts(copy) for module in part.module.modules()}
+    others = []
     for number, module in enumerate(copy.modules()):
         if isinstance(module, Linear):
             module.format = SampleFormat.of(module, number, device)
         elif has_experts(module) and module not in encoder:
             module.__class__ = derived_class((SampleExperts, type(module)), type(module))
         else:
-            if isinstance(module, nn.Embedding) and module in shortened:
-                shorten(module)
-            materialize(module, device)
-    copy.initialize_weights()  # type: ignore[no-untyped-call]  # computes the buffers
+            others.append(module)
+    for module in others:
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = torch.empty_like(buffer, device=device)
+    copy.initialize_weights()  # type: ignore[no-untyped-call]  # computes the buffers; parameters have no values yet
     generator = torch.Generator().manual_seed(0)
-    for name, parameter in copy.named_parameters():
-        if not parameter.is_meta:
-            shape = parameter.shape if parameter.numel() <= MOST_RANDOM else parameter.shape[-1:]
-            values = torch.rand(shape, generator=generator) + 0.5
-            if name.endswith(DECAY):
-                values -= SLOWER
-            parameter.data = values.to(parameter).expand(parameter.shape)
+    for module in others:
+        if isinstance(module, nn.Embedding) and module in shortened:
+            shorten(module)
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                values = random_values(name, parameter, generator).to(device)
+                module._parameters[name] = nn.Parameter(values.expand(parameter.shape), requires_grad=False)
     return copy.requires_grad_(False)
 
 
@@ -181,14 +184,8 @@ def shorten(embedding: nn.Embedding) -> None:
     embedding.padding_idx = None
 
 
-def materialize(module: nn.Module, device: torch.device) -> None:
-    """Allocate a module's own parameters and buffers."""
-    for name, parameter in module._parameters.items():
-        if parameter is not None:
-            big = parameter.numel() > MOST_RANDOM
-            shape = parameter.shape[-1:] if big else parameter.shape
-            data = torch.empty(shape, dtype=parameter.dtype, device=device).expand(parameter.shape)
-            module._parameters[name] = nn.Parameter(data, requires_grad=False)
-    for name, buffer in module._buffers.items():
-        if buffer is not None:
-            module._buffers[name] = torch.empty_like(buffer, device=device)
+def random_values(name: str, parameter: Tensor, generator: torch.Generator) -> Tensor:
+    """Return values for a parameter, or for its last dimension, which a large one repeats."""
+    shape = parameter.shape if parameter.numel() <= MOST_RANDOM else parameter.shape[-1:]
+    values = torch.rand(shape, generator=generator) + 0.5
+    return (values - SLOWER if name.endswith(DECAY) else values).to(parameter.dtype)
