@@ -184,8 +184,8 @@ class LocalTemplates:
 
 @cache
 def facts_of_text(template: bytes) -> Any:
+    from engine_server.engine.conversation.chat_template import ChatTemplate
     from engine_server.server.conversation.derivation.facts import facts_of  # imports transformers
-    from engine_server.server.conversation.template.chat_template import ChatTemplate
 
     return facts_of(msgspec.json.decode(template, type=ChatTemplate))
 

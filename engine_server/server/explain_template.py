@@ -31,11 +31,11 @@ def explain_template(options: Namespace, settings: ApiSettings) -> str:
     No weights are read. Raises ValueError for a model without a tokenizer, or for a bad template.
     """
     with TemplateProcess() as process:
-        from engine_server.server.conversation.derivation.probes import Probes
-        from engine_server.server.conversation.find_layout import find_format, refusals
-        from engine_server.server.conversation.template.chat_template import (
+        from engine_server.engine.conversation.chat_template import (
             ChatTemplate,  # imports transformers
         )
+        from engine_server.server.conversation.derivation.probes import Probes
+        from engine_server.server.conversation.find_layout import find_format, refusals
 
         source = options.tokenizer or tokenizer_source(options.model, options.load_format)
         tokenizer = read_tokenizer(source, options.trust_remote_code and Path(source).is_dir())

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from engine_server.config import PoolingConfig
     from engine_server.engine.async_llm import AsyncLLMEngine
+    from engine_server.engine.conversation.chat_template import ChatTemplate
     from engine_server.engine.output.token_texts import TokenTexts
     from engine_server.server.conversation.derivation.facts import TemplateFacts
-    from engine_server.server.conversation.template.chat_template import ChatTemplate
     from engine_server.server.settings import ApiSettings
 
 # W3C Trace Context.
@@ -110,9 +110,9 @@ class TemplateReader:
 
         Raises ValueError for a bad response template.
         """
+        from engine_server.engine.conversation.chat_template import ChatTemplate
         from engine_server.engine.input.template_end import end_token
         from engine_server.server.conversation.find_layout import find_layout
-        from engine_server.server.conversation.template.chat_template import ChatTemplate
 
         if self._text is not None:
             tokenizer.chat_template = self._text
@@ -135,9 +135,9 @@ def loaded_model(
     template: a chat template in place of the model's own. facts_of: returns the facts of one. Raises ValueError for a
     template that is invalid, or that doesn't render what the model scores.
     """
+    from engine_server.engine.conversation.chat_template import ChatTemplate  # imports transformers
     from engine_server.engine.input.text_pairs import check_template
     from engine_server.server.conversation.find_layout import find_layout
-    from engine_server.server.conversation.template.chat_template import ChatTemplate  # imports transformers
     from engine_server.server.fingerprint import fingerprint, stream_settings
 
     config, tokenizer = engine.model_config, engine.tokenizer

@@ -7,9 +7,9 @@ import yaml
 from server.conversation.derivation.chat_templates import CASES
 from server.conversation.recorded_answers import tokenizer_with
 
+from engine_server.engine.conversation.chat_template import ChatTemplate
 from engine_server.server.command import main
 from engine_server.server.conversation.find_layout import find_layout
-from engine_server.server.conversation.template.chat_template import ChatTemplate
 
 
 def explained(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[list[str], str]:

@@ -15,9 +15,9 @@ from safetensors.torch import save_file
 
 from engine_server import EngineArgs
 from engine_server.config.start_facts import StartFacts
+from engine_server.engine.conversation.capabilities import Capabilities
 from engine_server.server import fingerprint as fingerprint_module
 from engine_server.server.conversation.layout import Layout
-from engine_server.server.conversation.template.capabilities import Capabilities
 from engine_server.server.fingerprint import (
     HEAD_BYTES,
     SAMPLE_BYTES,

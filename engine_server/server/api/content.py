@@ -9,9 +9,17 @@ from typing import Literal, NamedTuple, get_args
 from pydantic_core import PydanticCustomError
 
 from engine_server.contract.wire.errors import ErrorCode
+from engine_server.engine.conversation.turns import (
+    PICTURE_ROLES,
+    Content,
+    ImagePart,
+    Omitted,
+    Result,
+    Text,
+    Turn,
+)
 from engine_server.server.api.ignored import IgnoredPart
-from engine_server.server.api.pictures import ROLES, PictureReader
-from engine_server.server.conversation.history.turns import Content, ImagePart, Omitted, Result, Text, Turn
+from engine_server.server.api.pictures import PictureReader
 from engine_server.server.http.errors import ApiError
 
 MediaType = Literal[
@@ -82,7 +90,7 @@ def at(path: str, content: Content, role: str) -> Content:
 
 def placed(part: Omitted | ImagePart, role: str) -> Omitted | ImagePart:
     """Return a part as a turn of this role has it: not all may have pictures."""
-    return part.note if isinstance(part, ImagePart) and role not in ROLES else part
+    return part.note if isinstance(part, ImagePart) and role not in PICTURE_ROLES else part
 
 
 def media_of(turns: Sequence[Turn]) -> list[MediaUse]:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator
 
+from engine_server.engine.conversation.turns import Conversation, Turn
 from engine_server.server.api.chat.template_variables import check_variables
 from engine_server.server.api.content import MediaUse, media_of
 from engine_server.server.api.fields import Ignored, only
 from engine_server.server.api.generation_request import GenerationRequest
 from engine_server.server.conversation.chat_prompt import chat_prompt
-from engine_server.server.conversation.history.turns import Conversation, Turn
 from engine_server.server.generation.prompts import ChatSource
 from engine_server.server.generation.tool_use import AnswerStyle, ToolUse
 

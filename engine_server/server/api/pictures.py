@@ -10,8 +10,6 @@ from engine_server.engine.input.picture_parts import picture_of_url, read_image_
 from engine_server.engine.input.sent_picture import SentPicture, wrong_picture
 
 PictureReader = Callable[[Mapping[str, Any]], SentPicture]
-# Roles whose turns may have pictures.
-ROLES = ("user", "tool")
 
 
 def read_input_image(part: Mapping[str, Any]) -> SentPicture:

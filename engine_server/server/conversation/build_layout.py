@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from engine_server.engine.conversation.capabilities import REASONING_FIELDS
 from engine_server.requests.reasoning import Mark
 from engine_server.server.conversation.channels import Channels
 from engine_server.server.conversation.layout import AnswerRegions, Layout, ReasoningMarks
@@ -15,7 +16,6 @@ from engine_server.server.conversation.response_template import (
     is_call,
     read_regions,
 )
-from engine_server.server.conversation.template.capabilities import REASONING_FIELDS
 
 # Returns the tokens of a text.
 Encode = Callable[[str], Sequence[int]]

@@ -4,35 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from engine_server.contract.base.quoting import shorten
 from engine_server.contract.wire.errors import ErrorCode
-from engine_server.engine.input.media_marks import MediaMarks
-from engine_server.engine.input.sent_picture import SentPicture
-from engine_server.server.conversation.history.messages import Lost, template_messages
-from engine_server.server.conversation.history.prefill import Openings, Prefill, prefilled_start
-from engine_server.server.conversation.history.turns import Conversation, ImagePart, Turn
-from engine_server.server.conversation.layout import Layout
-from engine_server.server.conversation.template.capabilities import (
+from engine_server.engine.conversation.capabilities import (
     ALL_CAPABILITIES,
-    Capabilities,
     ShownPictures,
 )
-from engine_server.server.conversation.template.chat_template import (
+from engine_server.engine.conversation.chat_template import (
     ChatTemplate,
     TemplateFaultError,
     TemplateRefusedError,
 )
-from engine_server.server.conversation.template.openings import added, usual_opening
+from engine_server.engine.conversation.messages import Lost, template_messages, template_tools
+from engine_server.engine.conversation.turns import Conversation, ImagePart, Turn
+from engine_server.engine.input.media_marks import MediaMarks
+from engine_server.engine.input.sent_picture import SentPicture
+from engine_server.server.conversation.calls.written import write_calls
+from engine_server.server.conversation.layout import Layout
+from engine_server.server.conversation.openings import added, usual_opening
+from engine_server.server.conversation.prefill import Openings, Prefill, prefilled_start
 from engine_server.server.generation.answer_start import NO_START, AnswerStart
 from engine_server.server.generation.prompts import num_characters
 from engine_server.server.generation.template_clock import stopped_clock
 from engine_server.server.generation.tool_use import ToolUse
 from engine_server.server.http.errors import ApiError
-
-# What a tool has that says nothing of itself but its name.
-WITHOUT_ANY = {"description": "", "parameters": {"type": "object", "properties": {}}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +79,10 @@ class ChatPrompt:
         created: the time for the template, in seconds since the epoch; None: now.
         """
         try:
-            text = tokenizer.get_chat_template(self.template, self.tools)
+            template = ChatTemplate.chosen(tokenizer, self.template, self.tools)
             # A continued stream has the day on which it began.
-            with stopped_clock(text, created):
-                return self._render(ChatTemplate(text, dict(tokenizer.special_tokens_map)))
+            with stopped_clock(template.text, created):
+                return self._render(template)
         except TemplateFaultError as error:
             whose = "the model's chat template" if self.template is None else "chat_template"
             message = f"{whose} can't be rendered: {shorten(str(error))}"
@@ -128,13 +126,16 @@ def chat_prompt(conversation: Conversation, layout: Layout, use: ToolUse | None)
         check_continued(turns[-1])
         prefill, turns = Prefill.of(turns[-1]), turns[:-1]
     capabilities = layout.capabilities if conversation.template is None else ALL_CAPABILITIES
+    write = None if layout.call is None else partial(write_calls, layout.call)
     described = use.callable if use is not None and not layout.takes_tools else ()
     shown = layout.pictures if conversation.template is None and layout.pictures else ShownPictures()
-    messages, lost, pictures = template_messages(turns, capabilities, layout.call, described, shown)
+    messages, lost, pictures = template_messages(turns, capabilities, write, described, shown)
     return ChatPrompt(
         layout=layout,
         messages=messages,
-        tools=None if use is None or not layout.takes_tools else defined(use.definitions, capabilities),
+        tools=None
+        if use is None or not layout.takes_tools
+        else template_tools(use.definitions, capabilities),
         open_answer=conversation.open_answer,
         prefill=prefill,
         variables=conversation.variables,
@@ -151,10 +152,3 @@ def check_continued(turn: Turn) -> None:
         if isinstance(part, ImagePart):
             message = f"{part.path}: a message with a picture can't be continued"
             raise ApiError(ErrorCode.INVALID_VALUE, message, param=part.path)
-
-
-def defined(tools: list[dict[str, Any]], capabilities: Capabilities) -> list[dict[str, Any]]:
-    """Return tools with all that the template reads of them."""
-    if capabilities.bare_tools:
-        return tools
-    return [{**tool, "function": {**WITHOUT_ANY, **tool["function"]}} for tool in tools]

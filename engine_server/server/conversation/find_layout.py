@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from engine_server.engine.conversation.chat_template import ChatTemplate
 from engine_server.server.conversation.build_layout import with_regions
 from engine_server.server.conversation.calls.form import CallForm
 from engine_server.server.conversation.derivation.derive import Derived, NotDerived
@@ -21,7 +22,6 @@ from engine_server.server.conversation.formats import (
     written_formats,
 )
 from engine_server.server.conversation.layout import Layout
-from engine_server.server.conversation.template.chat_template import ChatTemplate
 
 # A file with one of these keys is a format of ours, and no response template of transformers.
 OURS = {"template", "channels", "call"}

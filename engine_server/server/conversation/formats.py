@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
+from engine_server.engine.conversation.capabilities import REASONING_FIELDS
 from engine_server.server.conversation.channels import Channels
 from engine_server.server.conversation.response_template import CALL_FIELD, VARIANT
-from engine_server.server.conversation.template.capabilities import REASONING_FIELDS
 
 FORMATS = "formats.yaml"
 Entry = Mapping[str, Any]

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from engine_server.requests.reasoning import Mark
-from engine_server.server.conversation.marks import MarkTokens
-from engine_server.server.conversation.template.capabilities import (
+from engine_server.engine.conversation.capabilities import (
     ALL_CAPABILITIES,
     Capabilities,
     ShownPictures,
 )
-from engine_server.server.conversation.template.openings import SWITCHES
+from engine_server.requests.reasoning import Mark
+from engine_server.server.conversation.marks import MarkTokens
+from engine_server.server.conversation.openings import SWITCHES
 
 if TYPE_CHECKING:
     from engine_server.server.conversation.calls.form import CallForm

@@ -7,13 +7,13 @@ from typing import Any
 
 from transformers.utils.chat_parsing.response_templates import ResponseTemplateField, load_response_template
 
+from engine_server.engine.conversation.capabilities import REASONING_FIELDS
 from engine_server.server.conversation.calls.reading.events import ReaderFactory
 from engine_server.server.conversation.calls.reading.readers import reader_factory
 from engine_server.server.conversation.channels import Channels
 from engine_server.server.conversation.layout import AnswerRegions
 from engine_server.server.conversation.marks import MarkTokens, find_marks
 from engine_server.server.conversation.regions import Delimiter, Kind, Region
-from engine_server.server.conversation.template.capabilities import REASONING_FIELDS
 
 CALL_FIELD = "tool_calls"
 # The beginning of the names of fields for calls that models write beside the form of their template.

@@ -11,12 +11,12 @@ from server.conversation.recorded_answers import FORMATS
 from server.conversation.test_reader import parse
 from transformers import AutoTokenizer
 
+from engine_server.engine.conversation.turns import Call, Conversation, Turn
 from engine_server.model_sources import resolve
 from engine_server.requests.marks import mark_character
 from engine_server.requests.reasoning import Mark
 from engine_server.server.conversation.chat_prompt import chat_prompt
 from engine_server.server.conversation.find_layout import find_layout
-from engine_server.server.conversation.history.turns import Call, Conversation, Turn
 from engine_server.server.conversation.reader import ReadAnswer
 from engine_server.server.generation.events import Reasoning, Text
 

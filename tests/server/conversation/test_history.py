@@ -15,9 +15,9 @@ from small_tokenizers import byte_level
 from tiers import tiered
 from transformers import PreTrainedTokenizerFast
 
-from engine_server.server.conversation.calls.form import CallForm
-from engine_server.server.conversation.chat_prompt import chat_prompt
-from engine_server.server.conversation.history.turns import (
+from engine_server.engine.conversation.chat_template import ChatTemplate
+from engine_server.engine.conversation.probe import capabilities_of
+from engine_server.engine.conversation.turns import (
     Call,
     Conversation,
     Omitted,
@@ -26,9 +26,9 @@ from engine_server.server.conversation.history.turns import (
     Thinking,
     Turn,
 )
+from engine_server.server.conversation.calls.form import CallForm
+from engine_server.server.conversation.chat_prompt import chat_prompt
 from engine_server.server.conversation.layout import Layout
-from engine_server.server.conversation.template.chat_template import ChatTemplate
-from engine_server.server.conversation.template.probe import capabilities_of
 from engine_server.server.generation.tool_use import ToolUse
 from engine_server.server.http.errors import ApiError
 

@@ -5,16 +5,16 @@ from typing import Any
 import pytest
 from server.conversation.histories import ALTERNATING, TEMPLATES, WHOLE
 
-from engine_server.engine.input.sent_picture import SentPicture
-from engine_server.server.conversation.history.messages import template_messages
-from engine_server.server.conversation.history.turns import Call, ImagePart, Omitted, Result, Text, Turn
-from engine_server.server.conversation.template.capabilities import (
+from engine_server.engine.conversation.capabilities import (
     ALL_CAPABILITIES,
     Capabilities,
     ShownPictures,
 )
-from engine_server.server.conversation.template.chat_template import ChatTemplate
-from engine_server.server.conversation.template.probe import capabilities_of, shown_pictures
+from engine_server.engine.conversation.chat_template import ChatTemplate
+from engine_server.engine.conversation.messages import template_messages
+from engine_server.engine.conversation.probe import capabilities_of, shown_pictures
+from engine_server.engine.conversation.turns import Call, ImagePart, Omitted, Result, Text, Turn
+from engine_server.engine.input.sent_picture import SentPicture
 
 pytestmark = pytest.mark.transformers
 

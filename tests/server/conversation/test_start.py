@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from server.conversation.recorded_answers import our_layout, tokenizer_with
 
+from engine_server.engine.conversation.turns import Conversation, Text, Thinking, Turn
 from engine_server.server.conversation.chat_prompt import chat_prompt
-from engine_server.server.conversation.history.turns import Conversation, Text, Thinking, Turn
 from engine_server.server.conversation.start import start_state
 from engine_server.server.generation.answer_start import AnswerStart
 

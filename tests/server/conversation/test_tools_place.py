@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from engine_server.server.conversation.template.chat_template import ChatTemplate
+from engine_server.engine.conversation.chat_template import ChatTemplate
 
 MESSAGES = "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}"
 # Of Phi-4-mini, in short.

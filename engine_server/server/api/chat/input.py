@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AfterValidator, Field
 
 from engine_server.contract.base import bounds
+from engine_server.engine.conversation.turns import Conversation, Turn
 from engine_server.server.api.chat.messages import Message, turns_of
 from engine_server.server.api.chat.template_use import check_end, check_template
 from engine_server.server.api.chat.template_variables import check_variables
 from engine_server.server.api.fields import Items, only
 from engine_server.server.api.generation_request import ApiRequest
-from engine_server.server.conversation.history.turns import Conversation, Turn
 
 if TYPE_CHECKING:
     from engine_server.server.settings import ApiSettings

@@ -6,10 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
-from engine_server.server.api import pictures
-from engine_server.server.api.content import at, read_content
-from engine_server.server.api.fields import Items, call_arguments, only, takes_pictures
-from engine_server.server.conversation.history.turns import (
+from engine_server.engine.conversation.turns import (
     Call,
     Content,
     Part,
@@ -18,6 +15,9 @@ from engine_server.server.conversation.history.turns import (
     Turn,
     joined,
 )
+from engine_server.server.api import pictures
+from engine_server.server.api.content import at, read_content
+from engine_server.server.api.fields import Items, call_arguments, only, takes_pictures
 
 
 def message_content(value: object, info: ValidationInfo) -> Content:

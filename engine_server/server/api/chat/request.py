@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field
 
 from engine_server.contract.base import bounds
 from engine_server.contract.wire.errors import ErrorCode
+from engine_server.engine.conversation.turns import Conversation, Turn
 from engine_server.requests.validation import MAX_INT32
 from engine_server.server.api.chat.messages import Message, turns_of
 from engine_server.server.api.chat.template_use import check_end, check_template
@@ -27,7 +28,6 @@ from engine_server.server.api.fields import Ignored, Items, NamedTexts, only
 from engine_server.server.api.generation_request import GenerationRequest
 from engine_server.server.api.ignored import IgnoredPart, ignored_tools
 from engine_server.server.conversation.chat_prompt import chat_prompt
-from engine_server.server.conversation.history.turns import Conversation, Turn
 from engine_server.server.generation.prompts import ChatSource
 from engine_server.server.generation.tool_use import AnswerStyle, ToolUse
 from engine_server.server.http.errors import ApiError

@@ -5,16 +5,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 from pydantic_core import PydanticCustomError
 
-# Parameters of transformers' apply_chat_template and names that it defines for every template.
-RESERVED = frozenset(
-    (
-        "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "documents", "max_length",
-        "messages", "padding", "raise_exception", "return_assistant_tokens_mask", "return_dict", "return_tensors",
-        "strftime_now", "tokenize", "tokenizer_kwargs", "tools", "truncation", "self",
-        "bos_token", "cls_token", "eos_token", "mask_token", "pad_token", "sep_token", "unk_token",
-        "additional_special_tokens",
-    )
-)  # fmt: skip
+from engine_server.engine.conversation.chat_template import RESERVED_VARIABLES
+
+# The documents are a field of their own.
+RESERVED = RESERVED_VARIABLES | {"documents"}
 
 
 # The effort of the reasoning.

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
 from engine_server.contract.base import bounds
 from engine_server.contract.wire.errors import ErrorCode
+from engine_server.engine.conversation.turns import Turn
 from engine_server.requests.validation import MAX_INT32
 from engine_server.server.api.chat.template_variables import reasoning_variables
 from engine_server.server.api.chat.tools import tool_use
@@ -20,7 +21,6 @@ from engine_server.server.api.messages.blocks import TextBlock, TextContent
 from engine_server.server.api.messages.context_edits import ContextManagement
 from engine_server.server.api.messages.tools import ToolChoice, Tools, tools_by_path
 from engine_server.server.api.messages.turns import Message, turns_of
-from engine_server.server.conversation.history.turns import Turn
 from engine_server.server.generation.tool_use import ToolUse
 from engine_server.server.http.errors import ApiError
 

@@ -9,6 +9,17 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from engine_server.contract.wire.errors import ErrorCode
+from engine_server.engine.conversation.turns import (
+    CONTENT,
+    Call,
+    ImagePart,
+    Omitted,
+    Part,
+    Result,
+    Text,
+    Thinking,
+    Turn,
+)
 from engine_server.server.api.content import placed
 from engine_server.server.api.messages.blocks import (
     Block,
@@ -20,17 +31,6 @@ from engine_server.server.api.messages.blocks import (
     ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
-)
-from engine_server.server.conversation.history.turns import (
-    CONTENT,
-    Call,
-    ImagePart,
-    Omitted,
-    Part,
-    Result,
-    Text,
-    Thinking,
-    Turn,
 )
 from engine_server.server.http.errors import ApiError
 

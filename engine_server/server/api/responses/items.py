@@ -18,11 +18,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from engine_server.server.api import pictures
-from engine_server.server.api.content import at, read_content
-from engine_server.server.api.fields import UNSUPPORTED, Items, call_arguments, takes_pictures
-from engine_server.server.api.responses.tools import CUSTOM_PARAMETER, template_name
-from engine_server.server.conversation.history.turns import (
+from engine_server.engine.conversation.turns import (
     Call,
     Content,
     Omitted,
@@ -32,6 +28,10 @@ from engine_server.server.conversation.history.turns import (
     Thinking,
     Turn,
 )
+from engine_server.server.api import pictures
+from engine_server.server.api.content import at, read_content
+from engine_server.server.api.fields import UNSUPPORTED, Items, call_arguments, takes_pictures
+from engine_server.server.api.responses.tools import CUSTOM_PARAMETER, template_name
 
 KNOWN_ITEMS = (
     "message",

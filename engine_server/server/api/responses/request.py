@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 from engine_server.contract.base import bounds
 from engine_server.contract.wire.errors import ErrorCode
 from engine_server.contract.wire.stream_ends import RESPONSE_ID
+from engine_server.engine.conversation.turns import Turn
 from engine_server.requests.validation import MAX_INT32
 from engine_server.server.api.chat.template_variables import Effort, effort_variables
 from engine_server.server.api.chat.tools import NamedTool, tool_use
@@ -31,7 +32,6 @@ from engine_server.server.api.responses.tools import (
     tools_by_path,
 )
 from engine_server.server.api.responses.tools import NamedTool as NamedChoice
-from engine_server.server.conversation.history.turns import Turn
 from engine_server.server.generation.prompts import Cut
 from engine_server.server.generation.tool_use import ToolUse
 from engine_server.server.http.errors import ApiError

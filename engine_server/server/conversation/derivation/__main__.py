@@ -13,9 +13,9 @@ import time
 
 import msgspec
 
+from engine_server.engine.conversation.chat_template import ChatTemplate
 from engine_server.forks.limits import limit_memory
 from engine_server.server.conversation.derivation.facts import facts_of
-from engine_server.server.conversation.template.chat_template import ChatTemplate
 
 # Memory beyond that of the imports, many times what any known template takes.
 BYTES = 2 << 30

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from engine_server.engine.conversation.chat_template import ChatTemplate
 from engine_server.server.conversation.derivation.arguments import TagArguments, derive_arguments
 from engine_server.server.conversation.derivation.calls import derive_texts
 from engine_server.server.conversation.derivation.entry import answer_fields, call_fields, call_form
@@ -20,7 +21,6 @@ from engine_server.server.conversation.derivation.printed import (
 from engine_server.server.conversation.derivation.probes import UnknownFormError
 from engine_server.server.conversation.derivation.proof import PROOFS, prove
 from engine_server.server.conversation.derivation.reasoning import derive_reasoning
-from engine_server.server.conversation.template.chat_template import ChatTemplate
 
 
 class Derived(msgspec.Struct, frozen=True, tag="derived"):

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
+from engine_server.engine.conversation.capabilities import (
+    ALL_CAPABILITIES,
+    Capabilities,
+    ShownPictures,
+)
+from engine_server.engine.conversation.chat_template import ChatTemplate
+from engine_server.engine.conversation.probe import capabilities_of, shown_pictures
 from engine_server.engine.input.template_end import PrintedEnd, printed_end
 from engine_server.server.conversation.derivation.derive import Derived, NotDerived, derive_printed
 from engine_server.server.conversation.derivation.printed import (
@@ -15,13 +22,6 @@ from engine_server.server.conversation.derivation.probes import TOOLS, Probes, U
 from engine_server.server.conversation.derivation.proof import prove
 from engine_server.server.conversation.derivation.reasoning import derive_reasoning
 from engine_server.server.conversation.formats import fitted, formats_in, written_formats
-from engine_server.server.conversation.template.capabilities import (
-    ALL_CAPABILITIES,
-    Capabilities,
-    ShownPictures,
-)
-from engine_server.server.conversation.template.chat_template import ChatTemplate
-from engine_server.server.conversation.template.probe import capabilities_of, shown_pictures
 
 # What was not asked for, since an earlier source has a form.
 NOT_NEEDED = NotDerived("a written format reads the template's answers")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
+from engine_server.engine.conversation.chat_template import ChatTemplate
 from engine_server.server.conversation.derivation.calls import AroundContent
 from engine_server.server.conversation.derivation.pieces import marks_in
 from engine_server.server.conversation.derivation.probes import (
@@ -21,7 +22,6 @@ from engine_server.server.conversation.derivation.probes import (
     UnknownFormError,
 )
 from engine_server.server.conversation.derivation.reasoning import ReasoningForm
-from engine_server.server.conversation.template.chat_template import ChatTemplate
 
 # In a generated answer.
 MOST_CALLS = 3

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
+from engine_server.engine.conversation.chat_template import ChatTemplate, TemplateRefusedError
 from engine_server.server.conversation.derivation.pieces import common_start, marks_in
-from engine_server.server.conversation.template.chat_template import ChatTemplate, TemplateRefusedError
-from engine_server.server.conversation.template.openings import SWITCHES
+from engine_server.server.conversation.openings import SWITCHES
 
 USER, CONTENT, REASONING = "Hovdap", "Cetlum", "Rujnig"
 NAMES = ("quaxel", "bivrot")

@@ -13,8 +13,8 @@ import msgspec
 from engine_server.contract.base.python_module import module_command
 
 if TYPE_CHECKING:
+    from engine_server.engine.conversation.chat_template import ChatTemplate
     from engine_server.server.conversation.derivation.facts import TemplateFacts
-    from engine_server.server.conversation.template.chat_template import ChatTemplate
 
 logger = logging.getLogger(__name__)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from engine_server.engine.conversation.capabilities import REASONING_FIELDS
 from engine_server.server.conversation.calls.form import CallForm
 from engine_server.server.conversation.calls.written import write_calls
 from engine_server.server.conversation.derivation.answers import TOOLS, AnswerSource
@@ -18,7 +19,6 @@ from engine_server.server.conversation.formats import Entry, response_template
 from engine_server.server.conversation.layout import AnswerRegions
 from engine_server.server.conversation.reader import ReadAnswer
 from engine_server.server.conversation.response_template import read_regions, strings
-from engine_server.server.conversation.template.capabilities import REASONING_FIELDS
 from engine_server.server.generation.answer_start import AnswerStart
 from engine_server.server.generation.events import Part, Reasoning, Text, ToolCall
 from engine_server.structured.schemas.arguments import ArgumentTypes

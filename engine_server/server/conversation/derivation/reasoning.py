@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from engine_server.engine.conversation.capabilities import REASONING_FIELDS
+from engine_server.engine.conversation.chat_template import ChatTemplate, TemplateRefusedError
 from engine_server.server.conversation.derivation.pieces import FIND_MARK, marks_in
 from engine_server.server.conversation.derivation.probes import (
     CALL,
@@ -16,9 +18,7 @@ from engine_server.server.conversation.derivation.probes import (
     Answer,
     Probes,
 )
-from engine_server.server.conversation.template.capabilities import REASONING_FIELDS
-from engine_server.server.conversation.template.chat_template import ChatTemplate, TemplateRefusedError
-from engine_server.server.conversation.template.openings import SWITCHES
+from engine_server.server.conversation.openings import SWITCHES
 
 # The end of an opening within the reasoning, and after an empty one.
 OPEN_MARK = r"(?P<bracket>[<\[])(?P<name>[A-Za-z][\w:-]*)(?P<end>[>\]])"

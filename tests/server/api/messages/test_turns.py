@@ -9,7 +9,7 @@ from server.conversation.prompted import prompted
 from engine_server.server.api.generation_request import parse_request
 from engine_server.server.api.messages.request import MessagesRequest
 from engine_server.server.conversation.chat_prompt import ChatPrompt
-from engine_server.server.conversation.history.prefill import Prefill
+from engine_server.server.conversation.prefill import Prefill
 from engine_server.server.http.errors import ApiError
 
 CALL = {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {"city": "Paris"}}

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from engine_server.server.conversation.template.chat_template import ChatTemplate
+from engine_server.engine.conversation.chat_template import ChatTemplate
 
 TURNS = """{%- for message in messages %}
 {%- if message.role == 'assistant' %}<|start|>assistant

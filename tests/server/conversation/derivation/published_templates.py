@@ -15,12 +15,12 @@ import msgspec
 import yaml
 
 from engine_server.contract.base.python_module import module_command
+from engine_server.engine.conversation.capabilities import ALL_CAPABILITIES, Capabilities
+from engine_server.engine.conversation.chat_template import ChatTemplate
 from engine_server.model_sources import store
 from engine_server.server.conversation.derivation.derive import NotDerived
 from engine_server.server.conversation.derivation.facts import TemplateFacts, facts_of, probes_of
 from engine_server.server.conversation.find_layout import format_of_template
-from engine_server.server.conversation.template.capabilities import ALL_CAPABILITIES, Capabilities
-from engine_server.server.conversation.template.chat_template import ChatTemplate
 
 # A requirement, and the folder of the templates in its wheel.
 PACKAGES = {

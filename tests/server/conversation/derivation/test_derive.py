@@ -4,8 +4,8 @@ import pytest
 from server.conversation.derivation.chat_templates import CASES, EACH, JSON_CALL, Case
 from tiers import tiered
 
+from engine_server.engine.conversation.chat_template import ChatTemplate
 from engine_server.server.conversation.derivation.derive import Derived, NotDerived, derive
-from engine_server.server.conversation.template.chat_template import ChatTemplate
 
 # Arguments as JSON whose strings are not escaped.
 UNESCAPED = """{ {% for key, value in f.arguments.items() %}{{ ', ' if not loop.first }}"{{ key }}": \

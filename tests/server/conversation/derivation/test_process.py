@@ -7,10 +7,10 @@ import pytest
 from server.conversation.derivation.chat_templates import CASES
 from tiers import tiered
 
+from engine_server.engine.conversation.chat_template import ChatTemplate
 from engine_server.server.conversation.derivation.derive import Derived, NotDerived
 from engine_server.server.conversation.derivation.facts import TemplateFacts, facts_of
 from engine_server.server.conversation.derivation.process import TemplateProcess
-from engine_server.server.conversation.template.chat_template import ChatTemplate
 
 LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{{ i }}{% endfor %}{% endfor %}"
 CALLS = "{{ tools }}{% for m in messages %}{{ m.content }}{{ m.tool_calls }}{% endfor %}"

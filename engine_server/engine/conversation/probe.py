@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from engine_server.server.conversation.template.capabilities import (
+from engine_server.engine.conversation.capabilities import (
     DIVISIONS,
     REASONING_FIELDS,
     Capabilities,
@@ -17,7 +17,7 @@ from engine_server.server.conversation.template.capabilities import (
     Kind,
     ShownPictures,
 )
-from engine_server.server.conversation.template.chat_template import ChatTemplate, TemplateRefusedError
+from engine_server.engine.conversation.chat_template import ChatTemplate, TemplateRefusedError
 
 Message = dict[str, Any]
 NAME = "probename"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from engine_server.server.conversation.template.chat_template import ChatTemplate, TemplateRefusedError
+from engine_server.engine.conversation.chat_template import ChatTemplate, TemplateRefusedError
 
 # Templates may open an answer to a tool's result otherwise than one to a user.
 USER_TURNS: tuple[dict[str, Any], ...] = ({"role": "user", "content": "?"},)

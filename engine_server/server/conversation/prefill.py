@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from engine_server.server.conversation.history.turns import Thinking, Turn
+from engine_server.engine.conversation.chat_template import ChatTemplate
+from engine_server.engine.conversation.turns import Thinking, Turn
 from engine_server.server.conversation.layout import TEXT_FIELD, Layout, ReasoningMarks
+from engine_server.server.conversation.openings import SWITCHES, usual_opening
 from engine_server.server.conversation.start import start_state
-from engine_server.server.conversation.template.chat_template import ChatTemplate
-from engine_server.server.conversation.template.openings import SWITCHES, usual_opening
 from engine_server.server.generation.answer_start import AnswerStart
 
 State = Literal["inside", "past", "undecided"]

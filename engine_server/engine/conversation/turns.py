@@ -1,4 +1,4 @@
-"""A conversation as its turns, each an ordered list of parts. The three APIs read their bodies into it."""
+"""A conversation as its turns, each an ordered list of parts, into which the APIs and `LLM.chat` read messages."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from itertools import groupby
 from typing import Any
 
 from engine_server.engine.input.sent_picture import SentPicture
+
+# Roles whose turns may have pictures.
+PICTURE_ROLES = ("user", "tool")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from engine_server.server.conversation.calls.form import CallForm
-from engine_server.server.conversation.calls.written import write_calls
-from engine_server.server.conversation.history.turns import Call, Content, Result, Text, Turn
+from engine_server.engine.conversation.turns import Content, Result, Text, Turn
 
+# The name of a tool that is called, and its arguments, which are text if they are no object.
+NamedArguments = tuple[str, dict[str, Any] | str]
+# Returns calls as text.
+WriteCalls = Callable[[Sequence[NamedArguments]], str]
 # In the words with which the models of the Hermes format are trained.
 DESCRIPTION = """You may call one or more functions to help with the user's request.
 
@@ -39,8 +41,3 @@ def with_described_tools(turns: Sequence[Turn], tools: Sequence[dict[str, Any]])
 
 def result_in_words(result: Result) -> Content:
     return (Text("<tool_response>"), *(result.printed or [Text("")]), Text("</tool_response>"))
-
-
-def calls_in_words(calls: Sequence[Call], form: CallForm) -> Text:
-    """Return calls as the model writes them."""
-    return Text(write_calls(form, [(call.name, call.arguments) for call in calls]))

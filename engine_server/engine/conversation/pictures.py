@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from engine_server.server.conversation.history.turns import ImagePart, Omitted, Part, Result, Text, Turn
+from engine_server.engine.conversation.turns import ImagePart, Omitted, Part, Result, Text, Turn
 
 # Takes the place of a picture in a result.
 BELOW = Text("[image below]")

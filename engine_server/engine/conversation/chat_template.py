@@ -14,6 +14,16 @@ import msgspec
 
 # Templates whose variables are kept, since each request renders one.
 MAX_TEMPLATES = 32
+# Parameters of transformers' apply_chat_template and names that it defines for every template.
+RESERVED_VARIABLES = frozenset(
+    (
+        "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "max_length", "messages",
+        "padding", "raise_exception", "return_assistant_tokens_mask", "return_dict", "return_tensors", "strftime_now",
+        "tokenize", "tokenizer_kwargs", "tools", "truncation", "self",
+        "bos_token", "cls_token", "eos_token", "mask_token", "pad_token", "sep_token", "unk_token",
+        "additional_special_tokens",
+    )
+)  # fmt: skip
 # Of a short conversation with three tools.
 MAX_CHARACTERS = 200_000
 # The variables from which templates read tools, of which the first is the usual one.
@@ -48,15 +58,27 @@ class ChatTemplate(msgspec.Struct, frozen=True):
         tokens = {token_id: token.content for token_id, token in tokenizer.added_tokens_decoder.items()}
         return cls(text or "", dict(tokenizer.special_tokens_map), tokens)
 
+    @classmethod
+    def chosen(
+        cls, tokenizer: Any, given: str | None, tools: Sequence[Mapping[str, Any]] | None
+    ) -> ChatTemplate:
+        """Return the given template, or a tokenizer's for these tools. Raises ValueError if there is none."""
+        return cls(tokenizer.get_chat_template(given, tools), dict(tokenizer.special_tokens_map))
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         opens: bool = False,
         variables: Mapping[str, Any] | None = None,
+        *,
+        continues: bool = False,
     ) -> str:
-        """Return a conversation as text. opens: with the beginning of the answer. Raises TemplateRefusedError."""
-        # Not before the server listens; the tokenizer has imported it by now.
+        """Return a conversation as text. Raises TemplateRefusedError.
+
+        opens: with the beginning of the answer. continues: up to the last message's text.
+        """
+        # Not with this module, since a server listens first; the tokenizer has imported it by now.
         from transformers.utils.chat_template_utils import render_jinja_template
 
         given = [{key: value for key, value in message.items() if value is not None} for message in messages]
@@ -72,6 +94,7 @@ class ChatTemplate(msgspec.Struct, frozen=True):
                 tools=definitions,
                 chat_template=self.text,
                 add_generation_prompt=opens,
+                continue_final_message=continues,
                 **read,
             )
         except (jinja2.exceptions.SecurityError, jinja2.TemplateSyntaxError) as error:

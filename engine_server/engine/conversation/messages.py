@@ -10,13 +10,13 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from engine_server.server.conversation.calls.form import CallForm
-from engine_server.server.conversation.history.pictures import (
+from engine_server.engine.conversation.capabilities import Capabilities, Kind, ShownPictures
+from engine_server.engine.conversation.pictures import (
     pictures_of,
     with_moved_pictures,
     with_omitted_pictures,
 )
-from engine_server.server.conversation.history.turns import (
+from engine_server.engine.conversation.turns import (
     Call,
     Content,
     ImagePart,
@@ -29,12 +29,7 @@ from engine_server.server.conversation.history.turns import (
     joined,
     runs,
 )
-from engine_server.server.conversation.history.words import (
-    calls_in_words,
-    result_in_words,
-    with_described_tools,
-)
-from engine_server.server.conversation.template.capabilities import Capabilities, Kind, ShownPictures
+from engine_server.engine.conversation.words import WriteCalls, result_in_words, with_described_tools
 
 Message = dict[str, Any]
 # Roles whose turns say how to answer.
@@ -44,6 +39,8 @@ KINDS: dict[type, Kind] = {Thinking: "thinking", Text: "text", Omitted: "text", 
 ORDER: tuple[Kind, ...] = ("thinking", "text", "calls")
 # Of a template that is not probed.
 SHOWN_PICTURES = ShownPictures()
+# What a tool has that says nothing of itself but its name.
+WITHOUT_ANY = {"description": "", "parameters": {"type": "object", "properties": {}}}
 SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 
 
@@ -68,14 +65,14 @@ class TemplateMessages(NamedTuple):
 def template_messages(
     turns: Sequence[Turn],
     capabilities: Capabilities,
-    form: CallForm | None,
+    write_calls: WriteCalls | None,
     described: Sequence[dict[str, Any]] = (),
     shown: ShownPictures = SHOWN_PICTURES,
 ) -> TemplateMessages:
     """Return the messages of a conversation.
 
-    form: that of calls, as which they are text where the template prints none; None: not known. described: tools that
-    the system's message describes in words. shown: the turns in which the template prints pictures.
+    write_calls: writes calls as text where the template prints none; None: their form is not known. described: tools
+    that the system's message describes in words. shown: the turns in which the template prints pictures.
     """
     if not capabilities.results:
         turns = [results_as_user(turn) if turn.role == "tool" else turn for turn in turns]
@@ -88,12 +85,19 @@ def template_messages(
     turns = alternating(with_placed_instructions(turns, capabilities), capabilities)
     if capabilities.calls and not capabilities.several_calls:
         turns = with_single_calls(turns)
-    writer = MessageWriter(capabilities, form)
+    writer = MessageWriter(capabilities, write_calls)
     messages = [
         message for turn in turns for part in divided(turn, capabilities) for message in writer.write(part)
     ]
     lost = [Lost(picture.path, picture.type) for picture in omitted]
     return TemplateMessages(messages, lost + writer.lost, writer.pictures)
+
+
+def template_tools(tools: Sequence[dict[str, Any]], capabilities: Capabilities) -> list[dict[str, Any]]:
+    """Return tools with all that the template reads of them."""
+    if capabilities.bare_tools:
+        return list(tools)
+    return [{**tool, "function": {**WITHOUT_ANY, **tool["function"]}} for tool in tools]
 
 
 def results_as_user(turn: Turn) -> Turn:
@@ -215,9 +219,9 @@ class MessageWriter:
     lost: the parts that are not printed. pictures: those in the messages so far, in their order.
     """
 
-    def __init__(self, capabilities: Capabilities, form: CallForm | None) -> None:
+    def __init__(self, capabilities: Capabilities, write_calls: WriteCalls | None) -> None:
         self._capabilities = capabilities
-        self._form = form
+        self._write_calls = write_calls
         # Of the calls so far, by their id: the id that the template has, and the tool's name.
         self._ids: dict[str, str] = {}
         self._names: dict[str, str] = {}
@@ -240,9 +244,10 @@ class MessageWriter:
             message["tool_calls"] = self._calls(calls)
             if turn.text and self._capabilities.answer is None:
                 self.lost.append(Lost(turn.path, "text"))
-        elif calls and self._form is not None:
+        elif calls and self._write_calls is not None:
             texts = [Text(turn.text)] if turn.text else []
-            message["content"] = self._content((*texts, calls_in_words(calls, self._form)))
+            written = self._write_calls([(call.name, call.arguments) for call in calls])
+            message["content"] = self._content((*texts, Text(written)))
         elif calls:
             self.lost.append(Lost(turn.path, "tool_calls"))
         return [message]

@@ -1,0 +1,1 @@
+"""Conversations as ordered parts, and the messages that a chat template takes of them."""

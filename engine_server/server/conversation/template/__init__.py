@@ -1,1 +1,0 @@
-"""What a chat template does with what it is given, found by rendering it."""
