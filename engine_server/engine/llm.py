@@ -10,8 +10,8 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]
 from engine_server.config import ModelConfig, UsageContext
 from engine_server.engine.beam_search import BeamSearchOutput, BeamSearchParams, beam_search
 from engine_server.engine.compat import refuse
+from engine_server.engine.conversation.chat import Messages, chat_prompts
 from engine_server.engine.engine_args import EngineArgs
-from engine_server.engine.input.chat import Conversation, chat_prompt
 from engine_server.engine.input.text_pairs import check_template, pair_prompts
 from engine_server.engine.input.tokenizer import Truncation
 from engine_server.engine.llm_engine import LLMEngine
@@ -89,7 +89,7 @@ class LLM:
 
     def chat(
         self,
-        messages: Conversation | Sequence[Conversation],
+        messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
         lora_request: LoRARequest | None = None,
@@ -108,17 +108,16 @@ class LLM:
 
         priority: as for generate.
         """
-        conversations: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        options = {
-            "tools": tools,
-            "chat_template": chat_template,
-            "add_generation_prompt": add_generation_prompt,
-            "continue_final_message": continue_final_message,
-            **(chat_template_kwargs or {}),
-        }
         self.get_tokenizer()  # raises an error without one
-        processor = self.llm_engine.get_input_preprocessor()
-        prompts = [chat_prompt(processor, conversation, options) for conversation in conversations]
+        prompts = chat_prompts(
+            self.llm_engine.get_input_preprocessor(),
+            messages,
+            template=chat_template,
+            tools=tools,
+            open_answer=add_generation_prompt,
+            continue_last=continue_final_message,
+            variables=chat_template_kwargs,
+        )
         return self.generate(
             prompts, sampling_params, use_tqdm, lora_request, priority, prompt_adapter_request
         )

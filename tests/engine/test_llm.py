@@ -225,7 +225,7 @@ def test_chat_joins_content_parts_for_a_template_that_takes_strings(llm: LLM) ->
     template = "{% for message in messages %}{% for part in message.content %}<{{ part.text }}>{% endfor %}{% endfor %}"
     conversation = [{"role": "user", "content": parts}]
     (output,) = llm.chat(conversation, GREEDY, use_tqdm=False, chat_template=template)
-    assert output.prompt == "<Hi><you>"
+    assert output.prompt == "<Hi\nyou>"
     with pytest.raises(InvalidRequestError, match="takes text parts"):
         llm.chat([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], GREEDY)
 
@@ -238,6 +238,46 @@ def test_chat_gives_null_content_and_arguments_to_the_template_as_the_server_doe
     talk = [{"role": "assistant", "content": None, "tool_calls": [call]}]
     (output,) = llm.chat(talk, GREEDY, use_tqdm=False, chat_template=template)
     assert output.prompt == "[1]"
+
+
+@pytest.mark.parametrize(
+    ("messages", "options", "words"),
+    [
+        (
+            [[{"role": "user", "content": "Hi"}], [{"role": "user"}]],
+            {},
+            r"messages\.1\.0\.content is None; it takes",
+        ),
+        ([[{"role": "user", "content": "Hi"}], []], {}, r"messages\.1 has no message; it takes at least one"),
+        ([{"role": "user", "content": "Hi"}], {"tools": [len]}, r"tools\.0 is .*; it takes an object"),
+        ([{"role": "user", "content": "Hi"}], {"continue_final_message": True}, "can't both be true"),
+        (
+            [{"role": "user", "content": "Hi"}],
+            {"chat_template_kwargs": {"eos_token": "x"}},
+            "'eos_token' is set by an argument or the tokenizer",
+        ),
+        (
+            [{"role": "user", "content": "Hi"}],
+            {"chat_template": "{{ raise_exception('not so') }}"},
+            "the chat template refuses the messages: not so",
+        ),
+    ],
+)
+def test_chat_names_what_is_wrong(llm: LLM, messages: Any, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        llm.chat(messages, GREEDY, **options)
+    assert idle(llm)
+
+
+def test_chat_reports_what_the_template_does_not_print(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    template = "{{ tools }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    monkeypatch.setattr(llm.get_tokenizer(), "chat_template", template)
+    llm.chat(talk, GREEDY, use_tqdm=False)
+    assert "the chat template doesn't print: messages.1 (tool_calls)" in caplog.text
 
 
 def test_beam_search_gives_the_same_result_with_a_concurrency_limit(llm: LLM) -> None:

@@ -41,3 +41,9 @@ def with_described_tools(turns: Sequence[Turn], tools: Sequence[dict[str, Any]])
 
 def result_in_words(result: Result) -> Content:
     return (Text("<tool_response>"), *(result.printed or [Text("")]), Text("</tool_response>"))
+
+
+def described_calls(calls: Sequence[NamedArguments]) -> str:
+    """Return calls as the description of the tools asks for them."""
+    written = ({"name": name, "arguments": arguments} for name, arguments in calls)
+    return "\n".join(f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>" for call in written)

@@ -87,12 +87,6 @@ class PendingPictures:
         for future in self._started.values():
             future.cancel()
 
-    def wait(self) -> list[KnownPicture]:
-        """Return the pictures once all of them are processed. Raises the error of one that can't be."""
-        for _, future in self.futures():
-            future.result()
-        return self.known()
-
     def known(self) -> list[KnownPicture]:
         """Return the pictures once all of them are processed."""
         return [

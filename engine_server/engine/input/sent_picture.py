@@ -1,4 +1,4 @@
-"""A picture as a client sends it, in base64."""
+"""A picture as a client sends it, in base64 or as a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUOTED = 40
 
 
 class SentPicture:
-    """A picture in base64, alone or in a data: URL, which is decoded at its first use.
+    """A picture in base64, alone or in a data: URL, which is decoded at its first use, or a file.
 
     Methods raise InvalidRequestError, whose message says what the picture is and not where it is.
     """
@@ -33,6 +33,15 @@ class SentPicture:
         self._picture: Picture | None = None
         self.is_url = is_url
         self.low_detail = low_detail
+
+    @classmethod
+    def of_file(cls, data: bytes) -> SentPicture:
+        """Return a picture whose file a caller has."""
+        fault = PICTURE_BYTES.exceeded(len(data))
+        sent = cls("", is_url=False, fault=fault or "")
+        if not fault:
+            sent._picture = Picture(data, hashlib.sha256(data).hexdigest(), False)
+        return sent
 
     def __len__(self) -> int:
         """Return the number of characters that are still to be decoded."""
@@ -71,13 +80,6 @@ class SentPicture:
 def wrong_picture(fault: str) -> SentPicture:
     """Return a picture that can't be decoded."""
     return SentPicture("", is_url=False, fault=fault)
-
-
-def picture_of(data: bytes, low_detail: bool = False) -> Picture:
-    """Return a picture whose file a caller has. Raises InvalidRequestError for one that is too large."""
-    if error := PICTURE_BYTES.exceeded(len(data)):
-        raise InvalidRequestError(error, "prompt")
-    return Picture(data, hashlib.sha256(data).hexdigest(), low_detail)
 
 
 def data_begin(url: str) -> int:

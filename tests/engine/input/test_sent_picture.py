@@ -8,7 +8,7 @@ import pytest
 
 from engine_server.contract.base.bounds import PICTURE_BYTES
 from engine_server.engine.input.picture_parts import read_image_url
-from engine_server.engine.input.sent_picture import PIECE, SentPicture, picture_of
+from engine_server.engine.input.sent_picture import PIECE, SentPicture
 from engine_server.requests.errors import InvalidRequestError
 
 DATA = os.urandom(1000)
@@ -74,7 +74,7 @@ def test_large_picture_is_refused_before_it_is_decoded() -> None:
     with pytest.raises(InvalidRequestError, match=r"20,971,5.. bytes in a picture; at most 20,971,520"):
         larger.check()
     with pytest.raises(InvalidRequestError, match="bytes in a picture"):
-        picture_of(bytes(PICTURE_BYTES.limit + 1))
+        SentPicture.of_file(bytes(PICTURE_BYTES.limit + 1)).picture()
 
 
 def test_picture_is_decoded_once() -> None:

@@ -6,20 +6,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_pictures import FakePictures, data_url
+from fake_pictures import BROKEN, FakePictures, data_url
 
 from engine_server.config import ModelConfig
-from engine_server.engine.input.chat import chat_prompt
+from engine_server.engine.conversation.chat import chat_prompts
 from engine_server.engine.input.media_input import MediaInput
 from engine_server.engine.input.processor import Processor
 from engine_server.engine.input.tokenizer import PROCESSORS_TEMPLATE, backend_of, read_tokenizer
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.requests.pictures import Picture
+from engine_server.requests.prompts import TokensPrompt
 from engine_server.requests.sampling_params import SamplingParams
 
 ANY_VERSION = pytest.mark.transformers
 
-OPENED = {"add_generation_prompt": True}
+
+def chat_prompt(processor: Processor, messages: Any, **options: Any) -> TokensPrompt:
+    (prompt,) = chat_prompts(processor, messages, **options)
+    return prompt
 
 
 def processor_of(tokenizer: Any, pictures: Any, max_model_len: int = 4096) -> Processor:
@@ -117,7 +121,7 @@ def test_tokens_are_those_of_transformers_processor(
         sanitize_control_tokens=turns is STRINGS,
     )
 
-    prompt = chat_prompt(processor_of(reference.tokenizer, ReferencePictures(reference)), ours, OPENED)
+    prompt = chat_prompt(processor_of(reference.tokenizer, ReferencePictures(reference)), ours)
 
     (ids,) = expected["input_ids"]
     assert prompt["prompt_token_ids"] == ids
@@ -154,7 +158,7 @@ def test_pictures_are_urls_and_bytes(tokenizer: Any) -> None:
         {"type": "text", "text": "<image>"},
     ]
 
-    prompt = chat_prompt(processor, ask(*parts[1:]), OPENED)
+    prompt = chat_prompt(processor, ask(*parts[1:]))
 
     assert prompt["prompt"] == "<s>user: <image><image><image><image>assistant: "
     assert [(one.picture.data, one.picture.low_detail) for one in prompt["pictures"]] == [
@@ -165,45 +169,60 @@ def test_pictures_are_urls_and_bytes(tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "part, message",
+    "role, part, message",
     [
-        ({"type": "image_url", "image_url": {"url": "https://a.b/c.png"}}, "it takes a data: URL"),
-        ({"type": "image", "image": "a.png"}, "it takes text parts, and pictures"),
-        ({"type": "input_audio"}, "it takes text parts, and pictures"),
+        (
+            "user",
+            {"type": "image_url", "image_url": {"url": "https://a.b/c.png"}},
+            r"messages.0.content.1: the URL of the picture is .* it takes a data: URL",
+        ),
+        ("user", {"type": "image", "image": BROKEN}, "messages.0.content.1: the picture is broken"),
+        (
+            "user",
+            {"type": "image", "image": "a.png"},
+            "messages.0.content.1 is .* it takes text parts, and pictures as image_url or bytes",
+        ),
+        ("user", {"type": "input_audio"}, "messages.0.content.1 is .* it takes text parts, and pictures as"),
+        (
+            "system",
+            {"type": "image", "image": b"a"},
+            "messages.0.content.1 is .* it takes text parts, and pictures in messages of the roles user and tool",
+        ),
     ],
 )
-def test_other_parts_are_refused(tokenizer: Any, part: Any, message: str) -> None:
+def test_other_parts_are_refused(tokenizer: Any, role: str, part: Any, message: str) -> None:
+    messages = [{"role": role, "content": ["a", part]}]
     with pytest.raises(InvalidRequestError, match=message):
-        chat_prompt(processor_of(tokenizer, FakePictures("<image>")), ask(part), OPENED)
+        chat_prompt(processor_of(tokenizer, FakePictures("<image>")), messages)
 
 
 def test_too_many_pictures_are_refused(tokenizer: Any) -> None:
     processor = processor_of(tokenizer, FakePictures("<image>"))
     most = [{"type": "image", "image": b"a"}] * processor.config.max_pictures
-    assert len(chat_prompt(processor, ask(*most), OPENED)["pictures"]) == 64
+    assert len(chat_prompt(processor, ask(*most))["pictures"]) == 64
     with pytest.raises(
         InvalidRequestError, match="there are 65 pictures in a request; at most 64 are allowed"
     ):
-        chat_prompt(processor, ask(*most, most[0]), OPENED)
+        chat_prompt(processor, ask(*most, most[0]))
 
 
 def test_template_that_prints_no_pictures_is_named(tokenizer: Any) -> None:
     processor = processor_of(tokenizer, FakePictures("<image>"))
-    template = {"chat_template": "{% for m in messages %}{{ m.role }}{% endfor %}"}
+    template = "{% for m in messages %}{{ m.role }}{% endfor %}"
     with pytest.raises(InvalidRequestError, match="the chat template prints 0 places for 1 pictures"):
-        chat_prompt(processor, ask({"type": "image", "image": b"a"}), template)
+        chat_prompt(processor, ask({"type": "image", "image": b"a"}), template=template)
 
 
 def test_model_of_text_refuses_pictures_also_where_its_template_takes_lists(tokenizer: Any) -> None:
     processor = processor_of(tokenizer, FakePictures("<image>"))
     processor.media = None
     with pytest.raises(InvalidRequestError, match="it takes text parts"):
-        chat_prompt(processor, ask("a", {"type": "image_url", "image_url": {"url": data_url(b"a")}}), OPENED)
+        chat_prompt(processor, ask("a", {"type": "image_url", "image_url": {"url": data_url(b"a")}}))
 
 
 def test_prompt_with_pictures_is_refused_where_it_has_no_use(tokenizer: Any) -> None:
     processor = processor_of(tokenizer, FakePictures("<image>"), max_model_len=60)
-    prompt = chat_prompt(processor, ask({"type": "image", "image": b"abc"}), OPENED)
+    prompt = chat_prompt(processor, ask({"type": "image", "image": b"abc"}))
     params = SamplingParams(max_tokens=1)
 
     processor.process(prompt, params)
@@ -215,7 +234,7 @@ def test_prompt_with_pictures_is_refused_where_it_has_no_use(tokenizer: Any) -> 
         processor.tokens(prompt)
     with pytest.raises(InvalidRequestError, match="stands for a picture"):
         processor.process({**prompt, "pictures": []}, params)
-    long = chat_prompt(processor, ask({"type": "image", "image": bytes(60)}), OPENED)
+    long = chat_prompt(processor, ask({"type": "image", "image": bytes(60)}))
     with pytest.raises(
         InvalidRequestError, match="60 of them for pictures, which --mm-processor-kwargs makes"
     ):
