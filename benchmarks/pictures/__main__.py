@@ -1,12 +1,14 @@
 """The time that pictures take, and what they do to other streams.
 
-    python -m benchmarks.pictures [--model smolvlm-256m] [--folder build/pictures] [--rounds 5]
+    python -m benchmarks.pictures [--model smolvlm-256m] [--folder build/pictures] [--rounds 5] [--beside 8000]
 
 first token: chat requests with one new picture of 512 x 512 pixels and one token, beside transformers' processor and
 `generate` of one token in another process, in turn. conversation: twelve turns, each with a new PNG of 1280 x 800
 pixels and all before it. beside: eight streams of text, without pictures and while a new picture of one tile arrives
-every few seconds. bodies: eight streams while ten bodies of 31 MiB arrive. broken files: a hundred at once.
-Random weights. Figures are printed and saved under benchmarks/results/.
+every few seconds; the encoder's own time is the server's measure. bodies: eight streams while ten bodies of 31 MiB
+arrive. broken files: a hundred at once. With --beside, the first token and 32 requests, 8 at a time, each with a new
+picture and 64 tokens, are measured at another OpenAI-compatible server, too, in turn: it serves the same folder as
+`model`. Random weights. Figures are printed and saved under benchmarks/results/.
 """
 
 import argparse
@@ -28,6 +30,7 @@ import aiohttp
 import numpy as np
 import psutil
 from PIL import Image
+from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.http_streams import Server, server, stream
 from benchmarks.pictures.models import SHAPES, write_model
@@ -102,6 +105,53 @@ async def first_token(port: int, folder: Path, rounds: int, pictures: Path) -> F
     }
 
 
+async def against(ours: int, theirs: int, rounds: int) -> Figures:
+    """Compare two servers."""
+    ports = {"": ours, " of the other server": theirs}
+    seconds: dict[str, list[float]] = {name: [] for name in ports}
+    rates: dict[str, list[float]] = {name: [] for name in ports}
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout()) as session:
+        for number in range(rounds + 1):
+            for name, port in ports.items():
+                status, taken, answer = await post(session, port, body_of(asked(png(300 + number, 512, 512))))
+                assert status == 200, answer
+                seconds[name].append(taken)
+        for number in range(rounds):
+            for name, port in ports.items():
+                rates[name].append(await tokens_per_second(session, port, 30_000 + 100 * number))
+    figures = {f"first token in turn{name} ms": 1e3 * median(taken[1:]) for name, taken in seconds.items()}
+    return figures | {f"tokens/s{name}": median(found) for name, found in rates.items()}
+
+
+async def tokens_per_second(session: aiohttp.ClientSession, port: int, seed: int) -> float:
+    """Return the rate of 32 requests with a new picture each, 8 at a time."""
+    turns = asyncio.Semaphore(8)
+
+    async def send(number: int) -> int:
+        async with turns:
+            body = body_of(asked(png(seed + number, 512, 512)), max_tokens=64)
+            status, _, answer = await post(session, port, body)
+        assert status == 200, answer
+        return int(answer["usage"]["completion_tokens"])
+
+    started = time.perf_counter()
+    counts = await asyncio.gather(*(send(number) for number in range(32)))
+    return sum(counts) / (time.perf_counter() - started)
+
+
+async def encoder_time(session: aiohttp.ClientSession, port: int) -> tuple[float, float]:
+    """Return the seconds that the server's encoder has taken so far, and the number of pictures."""
+    async with session.get(f"http://127.0.0.1:{port}/metrics") as answer:
+        families = text_string_to_metric_families(await answer.text())
+    samples = {
+        sample.name: sample.value
+        for one in families
+        for sample in one.samples
+        if sample.labels.get("stage") == "encode" and "le" not in sample.labels
+    }
+    return samples["fairlead:picture_seconds_sum"], samples["fairlead:picture_seconds_count"]
+
+
 @contextmanager
 def transformers_side(folder: Path) -> Iterator[Callable[[Path], float]]:
     process = subprocess.Popen(
@@ -161,6 +211,7 @@ async def longest_gap(port: int, tokens: int, disturb: Callable[[], Any] | None 
 async def beside(port: int, rounds: int, tokens: int) -> Figures:
     alone, disturbed = [], []
     async with aiohttp.ClientSession() as session:
+        before = await encoder_time(session, port)
         for number in range(rounds):
 
             async def send(number: int = number) -> None:
@@ -170,7 +221,12 @@ async def beside(port: int, rounds: int, tokens: int) -> Figures:
 
             alone.append(await longest_gap(port, tokens))
             disturbed.append(await longest_gap(port, tokens, send))
-    return {"longest gap ms": median(alone), "longest gap beside a picture ms": median(disturbed)}
+        after = await encoder_time(session, port)
+    return {
+        "longest gap ms": median(alone),
+        "longest gap beside a picture ms": median(disturbed),
+        "encoder ms": 1e3 * (after[0] - before[0]) / (after[1] - before[1]),
+    }
 
 
 async def bodies(port: int, rounds: int, tokens: int) -> Figures:
@@ -210,12 +266,15 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=Path("build/pictures"), help="of models (%(default)s)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=150, help="of each stream (%(default)s)")
+    parser.add_argument("--beside", type=int, metavar="PORT", help="of another server to compare with")
     flags = parser.parse_args()
     folder = write_model(flags.model, flags.folder / flags.model)
     figures: Figures = {}
     with server(str(folder), None, *FLAGS) as one:
 
         async def run() -> None:
+            if flags.beside is not None:
+                figures.update(await against(one.port, flags.beside, flags.rounds))
             figures.update(await first_token(one.port, folder, flags.rounds, flags.folder))
             figures.update(await conversation(one.port))
             figures.update(await beside(one.port, flags.rounds, flags.tokens))
