@@ -11,6 +11,7 @@ from engine_server.router.http.client_address import FORWARDED_FOR
 from engine_server.router.http.exchange import Answer, Exchange
 from engine_server.router.http.forwarded_fields import ForwardedFields
 from engine_server.router.http.limits import Limits
+from engine_server.router.http.reading_turn import ReadingTurn
 from engine_server.router.http.receiving import Refusal, RequestReader
 from engine_server.router.http.request_id import id_line
 from engine_server.router.http.transport import configure_transport, peer_address, unacknowledged_bytes
@@ -28,7 +29,7 @@ class State(Enum):
 
     # They are read.
     READING = "reading"
-    # None are read: the client sends faster than it is answered.
+    # None are read: the client sends faster than it is answered, or others have a turn.
     PAUSED = "paused"
     # None are read: the bodies that arrived last wait for room in the budget.
     WITHOUT_ROOM = "without room"
@@ -75,6 +76,7 @@ class ClientConnection(Occupant):
         limits: Limits,
         budget: BodyBudget,
         unread: UnreadAnswers,
+        reading: ReadingTurn,
         forwarded: ForwardedFields,
         places: Places,
         on_made: Callable[["ClientConnection"], None],
@@ -84,6 +86,7 @@ class ClientConnection(Occupant):
         self._limits = limits
         self._budget = budget
         self._unread = unread
+        self._reading = reading
         self._places = places
         self._on_made = on_made
         self._loop = asyncio.get_running_loop()
@@ -142,6 +145,14 @@ class ClientConnection(Occupant):
         if reader.held != self._claimed:
             self._claim()
         self._advance()
+        if (
+            len(data) > SLICE_BYTES
+            and self._reading.add(len(data))
+            and reader.receiving
+            and self._state is READING
+        ):
+            self._pause(PAUSED)
+            self._loop.call_soon(self._advance)
 
     def connection_lost(self, exc: Exception | None) -> None:
         state, self._state = self._state, CLOSED

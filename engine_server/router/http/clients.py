@@ -8,6 +8,7 @@ from engine_server.router.http.body_budget import BodyBudget
 from engine_server.router.http.client_connection import Application, ClientConnection
 from engine_server.router.http.forwarded_fields import REQUEST_FIELDS, ForwardedFields
 from engine_server.router.http.limits import Limits
+from engine_server.router.http.reading_turn import ReadingTurn
 from engine_server.router.http.unread_answers import UnreadAnswers
 from engine_server.router.rejections import Reason, Rejections, Sender
 from engine_server.shared.listener import Listener
@@ -34,6 +35,7 @@ class Clients:
         self._limits = limits
         self._budget = budget
         self._unread = unread
+        self._reading = ReadingTurn()
         self._places = Places(
             limits.connections, lambda: rejections.add(Sender.CLIENT, Reason.IDLE_CONNECTION)
         )
@@ -90,6 +92,7 @@ class Clients:
             self._limits,
             self._budget,
             self._unread,
+            self._reading,
             self._forwarded,
             self._places,
             self._add,

@@ -13,6 +13,7 @@ from engine_server.router.http.forwarded_fields import REQUEST_FIELDS, Forwarded
 from engine_server.router.http.limits import Limits
 from engine_server.router.http.request_id import request_id
 from engine_server.router.http.wire import PARTS_PER_KEPT, Fields, Request, absolute_path
+from engine_server.shared.body_buffer import Body, BodyBuffer
 from engine_server.shared.pipelining import MAX_WAITING, Unparsed
 from engine_server.shared.places import Stage
 
@@ -81,7 +82,7 @@ class RequestReader:
         # The header fields of the request that arrived last, or arrives.
         self.fields: dict[bytes, bytes] = {}
         # The body so far; None if nothing of it has arrived.
-        self._body: bytes | bytearray | None = None
+        self._body: BodyBuffer | None = None
         # It began with the bytes that arrived last.
         self._new = False
         self._http11 = False
@@ -259,9 +260,13 @@ class RequestReader:
         parser = self._parser
         if self.refused or parser.should_upgrade():
             return
-        body = self._add_pieces()
-        if self.refused:
+        piece = self._take_pieces()
+        if piece is None:
             return
+        body: Body = piece
+        if self._body is not None:
+            self._body.add(piece)
+            body = self._body.whole()
         last = not parser.should_keep_alive()
         if last or not self._http11:  # asking for the version is slow, and clients keep to one
             self._http11 = parser.get_http_version() == "1.1"
@@ -287,25 +292,20 @@ class RequestReader:
         """Keep what arrived of an unfinished request, and nothing of one that was refused."""
         if self.refused:
             self._pieces.clear()
-        elif not self._in_head:
+        elif not self._in_head and (piece := self._take_pieces()) is not None:
             if self._body is None:
-                self._body = bytearray()  # to be extended without copies
-            self._add_pieces()
+                self._body = BodyBuffer(self._limits.body)
+            self._body.add(piece)
 
-    def _add_pieces(self) -> bytes | bytearray:
-        """Return the body with the pieces that arrived last, or refuse it."""
+    def _take_pieces(self) -> bytes | None:
+        """Return what arrived last of the body; None for a body that is too large, which is refused."""
         piece = b"".join(self._pieces)
         self._pieces.clear()
-        self.held += len(piece)
-        body = self._body
-        if body is None:
-            body = piece
-        else:
-            body += piece
-        self._body = body
-        if len(body) > self._limits.body:
+        if len(self._body or b"") + len(piece) > self._limits.body:
             self.refuse(errors.body_too_large(self._limits.body))
-        return body
+            return None
+        self.held += len(piece)
+        return piece
 
     def _feed_without_offers(self, data: bytes | memoryview, upgrade: HttpParserUpgrade) -> None:
         """Read requests again without their offers of another protocol.

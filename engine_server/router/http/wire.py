@@ -10,6 +10,7 @@ import msgspec
 
 from engine_server.router.http.forwarded_fields import ForwardedFields
 from engine_server.router.http.limits import Limits
+from engine_server.shared.body_buffer import Body
 
 REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 # A body of up to this size is copied behind its head, which costs less than sending two buffers.
@@ -86,7 +87,7 @@ class Fields:
 
 
 # The buffers of a request to an engine, which are sent together.
-Message = Sequence[bytes | bytearray]
+Message = Sequence[bytes | memoryview]
 
 
 class PackedBody(msgspec.Struct, frozen=True):
@@ -107,7 +108,7 @@ class Request(msgspec.Struct):
     lines: bytes
     # The fields that the router reads, by name in lower case.
     fields: dict[bytes, bytes]
-    body: bytes | bytearray
+    body: Body
     # The client understands HTTP/1.1, chunked bodies included.
     http11: bool
     # The client's connection closes after the answer.
@@ -152,7 +153,7 @@ class Request(msgspec.Struct):
         sent = self.body if body is None else body
         parts = (self.method, self.target, self.lines, lines, self.id, len(sent))
         head = b"%b %b HTTP/1.1\r\n%b%bX-Request-Id: %b\r\nContent-Length: %d\r\n\r\n" % parts
-        return [head + sent] if len(sent) <= JOINED_BYTES else [head, sent]
+        return [b"".join((head, sent))] if len(sent) <= JOINED_BYTES else [head, memoryview(sent)]
 
 
 def response_head(status: int, reason: bytes, lines: bytes, *, close: bool) -> bytes:

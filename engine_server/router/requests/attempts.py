@@ -11,7 +11,6 @@ from engine_server.router.http.body_budget import BodyBudget
 from engine_server.router.http.exchange import JSON, Exchange
 from engine_server.router.http.upstream import Pools
 from engine_server.router.rejections import Reason, Sender
-from engine_server.router.requests.abridged_body import abridge
 from engine_server.router.requests.body_packer import unpack_body
 from engine_server.router.requests.deadline import read_deadline
 from engine_server.router.requests.hold.hold import Hold
@@ -37,6 +36,7 @@ from engine_server.router.routing.directory import Route
 from engine_server.router.routing.endpoint import Endpoint
 from engine_server.router.routing.key import read_key
 from engine_server.router.routing.selection import Selector
+from engine_server.shared.abridged_body import abridge
 from engine_server.shared.media_type import is_json
 
 FIRST = Attempts()

@@ -7,8 +7,9 @@ from time import perf_counter
 
 from engine_server.router.http.exchange import Exchange, wait_for
 from engine_server.router.http.wire import PackedBody
-from engine_server.router.requests.abridged_body import abridge
 from engine_server.router.requests.relay import Relay
+from engine_server.shared.abridged_body import abridge
+from engine_server.shared.body_buffer import Body
 
 # Between two looks at all streams, and the age at which one's body is packed.
 SWEEP_SECONDS = 0.5
@@ -52,7 +53,7 @@ class BodyPacker:
                 client.pack_body(data)
 
 
-def pack(body: bytes | bytearray) -> bytes:
+def pack(body: Body) -> bytes:
     """Return the body in the form in which it may be forgotten: compressed, unless most of it is pictures."""
     has_pictures = 2 * len(abridge(body)) < len(body)
     return zlib.compress(body, LEVEL_OF_PICTURES if has_pictures else LEVEL)

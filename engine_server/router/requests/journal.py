@@ -16,6 +16,7 @@ from engine_server.contract.wire.engine_report import ReportedUsage
 from engine_server.contract.wire.router_head import RESUME_LINE
 from engine_server.router.http.wire import Message, Request
 from engine_server.router.requests.answer_memory import FREE_BYTES, AnswerMemory
+from engine_server.shared.body_buffer import Body
 
 # What a token counts. An id and its comma take no more if it is below ten millions.
 TOKEN_BYTES = 8
@@ -176,7 +177,7 @@ class Journal:
         self.logprob_text.clear()
 
 
-def resume_body(body: bytes | bytearray, journal: Journal) -> bytes:
+def resume_body(body: Body, journal: Journal) -> bytes:
     """Return the body of the request that continues the stream, which `body` began.
 
     The field comes last: engines take the last of several fields of one name, so a client's own has no effect.
@@ -191,7 +192,7 @@ def resume_body(body: bytes | bytearray, journal: Journal) -> bytes:
         logprobs=journal.logprobs,
     )
     added = b',"%b":%b' % (ROUTER_FIELD.encode(), msgspec.json.encode(RouterFields(resume)))
-    end = body.rindex(b"}")
+    end = body.rfind(b"}", 0, len(body))
     view = memoryview(body)
     return b"".join((view[:end], added, view[end:]))
 

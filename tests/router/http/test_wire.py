@@ -123,4 +123,5 @@ def test_a_large_body_is_sent_without_a_copy():
     head = b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nX-Request-Id: id\r\nContent-Length: %d\r\n\r\n"
     assert small.message() == [head % JOINED_BYTES + small.body]
     first, second = large.message()
-    assert first == head % (JOINED_BYTES + 1) and second is large.body
+    assert first == head % (JOINED_BYTES + 1)
+    assert isinstance(second, memoryview) and second.obj is large.body

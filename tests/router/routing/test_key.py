@@ -12,8 +12,8 @@ from tiers import tiered
 from xxhash import xxh3_64_hexdigest
 
 from engine_server.router.errors import RequestError
-from engine_server.router.requests.abridged_body import abridge
 from engine_server.router.routing.key import MAX_SESSION_CHARS, RouteKey, read_key
+from engine_server.shared.abridged_body import abridge
 
 CHARS = 20
 # Spelled alike in JSON of any layout.

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_server.router.requests.abridged_body import KEPT_BYTES, abridge
+from engine_server.shared.abridged_body import KEPT_BYTES, abridge
 
 MIB = 1 << 20
 

@@ -5,6 +5,9 @@ of which an engine makes some hundred tokens, and tells a router nothing but whe
 """
 
 import re
+from collections.abc import Iterator
+
+from engine_server.shared.body_buffer import Body, contiguous
 
 # Of a longer file: END_BYTES from both ends, and 20 digits between them.
 KEPT_BYTES = 4096
@@ -18,30 +21,41 @@ DATA_URL = re.compile(rb'data:[^",]{0,256};base64,')
 DATA_KEY = re.compile(rb'"data"\s*:\s*\Z')
 # Looked at before a string for its key.
 KEY_BYTES = 16
+BACKSLASH = ord("\\")
 
 
-def abridge(body: bytes | bytearray) -> bytes | bytearray:
-    """Return the body with each longer file cut to KEPT_BYTES, or the body itself if it has none.
+def abridge(body: Body) -> bytes | bytearray:
+    """Return the body with each longer file cut to KEPT_BYTES, or the whole body if it has none.
 
     Two bodies that differ in the beginning, the end or the length of a file still do. What is JSON stays JSON of the
     same structure. It takes 0.15 us for each 4 KB of text.
     """
     view = memoryview(body)
     parts: list[bytes | memoryview] = []
-    written = at = 0
+    written = 0
+    for file in long_files(body):
+        first, last = file.start + END_BYTES, file.stop - END_BYTES
+        if body[first - 1] == BACKSLASH:  # an escaped character is not cut
+            first -= 1
+        parts += view[written:first], b"%020d" % (last - first)
+        written = last
+    return b"".join((*parts, view[written:])) if parts else contiguous(body)
+
+
+def long_files(body: Body) -> Iterator[range]:
+    """Yield the place of the base64 of each longer file. Only its ends are looked at."""
+    at = 0
     while at < len(body):
-        middle = middle_of_file(body, at) if PROBE.match(body, at) is not None else None
-        if middle is None:
+        file = file_around(body, at) if PROBE.match(body, at) is not None else None
+        if file is None:
             at += STEP_BYTES
-            continue
-        parts += view[written : middle.start], b"%020d" % len(middle)
-        written = middle.stop
-        at = middle.stop + END_BYTES
-    return b"".join((*parts, view[written:])) if parts else body
+        else:
+            yield file
+            at = file.stop
 
 
-def middle_of_file(body: bytes | bytearray, at: int) -> range | None:
-    """Return where the part lies that is cut from the file around `at`; None if there is none, or a short one."""
+def file_around(body: Body, at: int) -> range | None:
+    """Return the place of the base64 around `at`; None if it is no file, or a short one."""
     quote = body.rfind(b'"', max(0, at - 2 * STEP_BYTES), at)
     if quote < 0:
         return None
@@ -55,7 +69,7 @@ def middle_of_file(body: bytes | bytearray, at: int) -> range | None:
         return None
     first, last = start + END_BYTES, end - END_BYTES
     head = BASE64.match(body, start, first)
-    # An escaped character is not cut.
+    # An escaped character at its end is left out.
     if head is None or head.end() < first - 1 or BASE64.fullmatch(body, last, end) is None:
         return None
-    return range(head.end(), last)
+    return range(start, end)
