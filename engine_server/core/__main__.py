@@ -53,7 +53,12 @@ def serve(folder: str, fail: Callable[[str], None]) -> None:
     decoder = msgspec.msgpack.Decoder(FrontEndMessage)
 
     def receive(milliseconds: int) -> FrontEndMessage | None:
-        return decoder.decode(inputs.recv()) if inputs.poll(milliseconds) else None
+        if not inputs.poll(milliseconds):
+            return None
+        first, *behind = inputs.recv_multipart(copy=False)
+        message: FrontEndMessage = decoder.decode(first.buffer)
+        message.attach([frame.buffer for frame in behind])
+        return message
 
     run(core, receive, send)
 

@@ -24,7 +24,7 @@ class ForkServer:
 
     def __init__(
         self,
-        run: Callable[[bytes | bytearray], bytes],
+        run: Callable[[bytes | memoryview], bytes],
         ended: Callable[[int], bytes],
         limits: Limits,
         num_forks: int,
@@ -71,7 +71,7 @@ class ForkServer:
         if len(self._forks) == self._num_forks:
             self._selector.unregister(self._input)
 
-    def _run_fork(self, task: bytes | bytearray, result: int) -> None:
+    def _run_fork(self, task: bytes | memoryview, result: int) -> None:
         """Run a task in a fork, and leave its result in a file. Does not return."""
         try:
             nothing = os.open(os.devnull, os.O_RDWR)

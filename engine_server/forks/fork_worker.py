@@ -23,7 +23,7 @@ class WorkerEndedError(RuntimeError):
 
 
 # Called once for each task that was sent.
-Finish = Callable[[PendingTask[Any], bytes | bytearray | WorkerEndedError], None]
+Finish = Callable[[PendingTask[Any], bytes | memoryview | WorkerEndedError], None]
 
 
 class ForkWorker:

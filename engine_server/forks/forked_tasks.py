@@ -29,7 +29,7 @@ class ForkedTasks(ABC, Generic[Result]):
         """Start the process."""
 
     @abstractmethod
-    def _decode(self, content: bytes | bytearray) -> Result:
+    def _decode(self, content: bytes | memoryview) -> Result:
         """Return a result that the process has sent; what this raises is the task's error."""
 
     def _known(self, digest: bytes) -> Result | None:
@@ -87,7 +87,7 @@ class ForkedTasks(ABC, Generic[Result]):
                 else:
                     result.set_result(outcome)
 
-    def _finish(self, task: PendingTask[Result], content: bytes | bytearray | Exception) -> None:
+    def _finish(self, task: PendingTask[Result], content: bytes | memoryview | Exception) -> None:
         """End a task that was sent to the process, and begin the next."""
         outcome: Result | Exception
         try:
@@ -121,7 +121,7 @@ class ForkedTasks(ABC, Generic[Result]):
 def finish(
     owner: "weakref.ref[ForkedTasks[Any]]",
     task: PendingTask[Any],
-    content: bytes | bytearray | WorkerEndedError,
+    content: bytes | memoryview | WorkerEndedError,
 ) -> None:
     """Pass on the outcome of a task, unless its owner is gone."""
     if (tasks := owner()) is not None:

@@ -3,6 +3,8 @@
 import struct
 from typing import IO, NamedTuple
 
+import numpy as np
+
 # Number, and length of the content.
 HEAD = struct.Struct("<QQ")
 
@@ -11,7 +13,7 @@ class Frame(NamedTuple):
     """A task, or its result, which has the same number."""
 
     number: int
-    content: bytes | bytearray
+    content: bytes | memoryview
 
 
 def read_frame(stream: IO[bytes]) -> Frame | None:
@@ -24,10 +26,10 @@ def read_frame(stream: IO[bytes]) -> Frame | None:
     return None if content is None else Frame(number, content)
 
 
-def read_bytes(stream: IO[bytes], size: int) -> bytearray | None:
+def read_bytes(stream: IO[bytes], size: int) -> memoryview | None:
     """Return the next bytes of a stream that may be unbuffered, or None if it ends before them."""
-    content = bytearray(size)
-    rest = memoryview(content)
+    # Zeros would be written first to other memory, which takes 15 ms for 50 MB, while which no other thread runs.
+    content = rest = np.empty(size, np.uint8).data
     while rest:
         count = stream.readinto(rest)  # type: ignore[attr-defined]
         if not count:

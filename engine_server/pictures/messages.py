@@ -85,7 +85,7 @@ Task = Describe | Measure | Process
 Reply = Description | Measured | Processed | Refused | Unsupported
 
 
-def decode_reply(content: bytes | bytearray) -> Reply:
+def decode_reply(content: bytes | memoryview) -> Reply:
     """Return a fork's reply. Raises ValueError for one of another shape."""
     reply: Reply = msgspec.msgpack.decode(content, type=Reply)
     if isinstance(reply, Processed):

@@ -54,7 +54,7 @@ class PictureTasks:
         except UnsupportedPicturesError as error:
             self._description = Unsupported(str(error))
 
-    def run(self, content: bytes | bytearray) -> bytes:
+    def run(self, content: bytes | memoryview) -> bytes:
         """Return the reply to a task."""
         try:
             reply = self._reply(msgspec.msgpack.decode(content, type=Task))
@@ -104,7 +104,7 @@ def process(processor: PictureProcessor, task: Process) -> Processed:
 
 
 def raw(array: np.ndarray) -> RawTensor:
-    return RawTensor(array.dtype.name, list(array.shape), array.tobytes())
+    return RawTensor(array.dtype.name, list(array.shape), memoryview(array.tobytes()))
 
 
 def ended(status: int) -> bytes:

@@ -166,7 +166,7 @@ class Pictures(ForkedTasks[Outcome]):
     def _start_worker(self, finish: Finish) -> ForkWorker:
         return ForkWorker("engine_server.pictures.picture_process", self._settings, finish, ENVIRONMENT)
 
-    def _decode(self, content: bytes | bytearray) -> Outcome:
+    def _decode(self, content: bytes | memoryview) -> Outcome:
         reply = decode_reply(content)
         if isinstance(reply, Unsupported):
             raise UnsupportedPicturesError(reply.message)

@@ -24,6 +24,15 @@ MOST_LOGPROBS = 4096
 class Message(msgspec.Struct, array_like=True, tag=True, omit_defaults=True):
     """A message with a tag, so that one decoder serves every kind."""
 
+    def detach(self) -> "tuple[Message, list[memoryview]]":
+        """Return what of the message is encoded, and the bytes that are sent behind it without being copied."""
+        return self, []
+
+    def attach(self, behind: "list[memoryview]") -> None:
+        """Take the bytes that came behind the decoded message. Raises ValueError for others than `detach` gives."""
+        if behind:
+            raise ValueError(f"{len(behind)} frames came behind a {type(self).__name__}, which has none")
+
 
 class RawTensor(msgspec.Struct, array_like=True):
     """A tensor of at least one dimension, as its bytes."""
@@ -31,14 +40,15 @@ class RawTensor(msgspec.Struct, array_like=True):
     # torch's name without "torch.".
     dtype: str
     shape: list[int]
-    data: bytes
+    # Decoding does not copy them: they keep their message.
+    data: memoryview
 
     @classmethod
     def of(cls, tensor: "Tensor") -> Self:
         import torch  # takes seconds, and is needed for tensors only
 
         data = tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
-        return cls(str(tensor.dtype).removeprefix("torch."), list(tensor.shape), data)
+        return cls(str(tensor.dtype).removeprefix("torch."), list(tensor.shape), memoryview(data))
 
     def tensor(self) -> "Tensor":
         import torch
@@ -131,6 +141,16 @@ class PictureInputs(Message):
     # None: there are none, for the reason in `error`.
     inputs: EncoderInputs | None = None
     error: str | None = None
+
+    def detach(self) -> tuple[Message, list[memoryview]]:
+        if self.inputs is None:
+            return self, []
+        empty = {name: RawTensor(one.dtype, one.shape, memoryview(b"")) for name, one in self.inputs.items()}
+        return msgspec.structs.replace(self, inputs=empty), [one.data for one in self.inputs.values()]
+
+    def attach(self, behind: list[memoryview]) -> None:
+        for tensor, data in zip((self.inputs or {}).values(), behind, strict=True):
+            tensor.data = data
 
 
 class AbortRequests(Message):

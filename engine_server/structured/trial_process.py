@@ -64,7 +64,7 @@ class Trials:
             vocabulary.tokens[token_id].decode(): token_id for token_id in vocabulary.special_token_ids
         }
 
-    def run(self, content: bytes | bytearray) -> bytes:
+    def run(self, content: bytes | memoryview) -> bytes:
         """Translate and compile a grammar, and its parts if it can't be used, within the limits for all together."""
         trial = msgspec.msgpack.decode(content, type=Trial)
         verdict = Verdict()

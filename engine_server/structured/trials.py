@@ -54,7 +54,7 @@ class GrammarTrials(ForkedTasks[Verdict]):
     def _start_worker(self, finish: Finish) -> ForkWorker:
         return ForkWorker("engine_server.structured.trial_process", self._vocabulary, finish)
 
-    def _decode(self, content: bytes | bytearray) -> Verdict:
+    def _decode(self, content: bytes | memoryview) -> Verdict:
         return msgspec.msgpack.decode(content, type=Verdict)
 
     def _known(self, digest: bytes) -> Verdict | None:

@@ -5,7 +5,7 @@ import shutil
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -104,7 +104,8 @@ class CoreProcess:
     def send(self, message: FrontEndMessage) -> None:
         """Queue a message for the core without waiting. Drop it if the core has ended; `receive` raises the error."""
         if not self._input.closed:
-            self._send(self._encoder.encode(message))
+            encoded, behind = message.detach()
+            self._send(self._encoder.encode(encoded), behind)
 
     def check(self, hang_timeout: float) -> None:
         """Raise EngineDeadError if the core has ended, or made no progress for `hang_timeout` seconds."""
@@ -162,9 +163,12 @@ class CoreProcess:
         self._output.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _send(self, data: bytes) -> None:
+    def _send(self, data: bytes, behind: Sequence[memoryview] = ()) -> None:
         with suppress(zmq.Again):  # the core has ended: the queue has no limit
-            self._input.send(data, zmq.NOBLOCK)
+            if behind:
+                self._input.send_multipart([data, *behind], zmq.NOBLOCK, copy=False)
+            else:
+                self._input.send(data, zmq.NOBLOCK)
 
     async def _wait(self) -> None:
         self._changed.clear()

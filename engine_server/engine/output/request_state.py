@@ -280,4 +280,4 @@ class PoolingState(RequestState):
         )
 
 
-NO_NUMBERS = RawTensor("float32", [0], b"")
+NO_NUMBERS = RawTensor("float32", [0], memoryview(b""))
