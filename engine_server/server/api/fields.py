@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -11,6 +12,8 @@ from pydantic_core import PydanticCustomError
 from engine_server.contract.base import bounds
 from engine_server.contract.base.bounds import Bound
 from engine_server.contract.base.quoting import quote
+from engine_server.server.api.cut_body import CutBody
+from engine_server.server.api.pictures import PictureReader
 from engine_server.shared import request_ids
 
 # OpenAI's limit.
@@ -180,14 +183,18 @@ class NestedJson:
 class BodyContext(NestedJson):
     """What the validators of one body know beside their values."""
 
-    def __init__(self, takes_pictures: bool) -> None:
+    def __init__(self, cut_body: CutBody | None = None) -> None:
+        """cut_body: has the files of pictures, for a model that takes some."""
         super().__init__()
-        self.takes_pictures = takes_pictures
+        self.cut_body = cut_body
 
 
-def takes_pictures(info: ValidationInfo) -> bool:
-    """Return True if the model that a body is for takes pictures."""
-    return isinstance(info.context, BodyContext) and info.context.takes_pictures
+def picture_readers(
+    info: ValidationInfo, readers: Mapping[str, PictureReader]
+) -> Mapping[str, PictureReader]:
+    """Return the readers of pictures by the type of a part, if the model that a body is for takes some."""
+    cut_body = info.context.cut_body if isinstance(info.context, BodyContext) else None
+    return {kind: partial(cut_body.read, reader) for kind, reader in readers.items()} if cut_body else {}
 
 
 def call_arguments(value: object, info: ValidationInfo) -> dict[str, Any] | str:

@@ -6,6 +6,7 @@ Known fields that aren't supported are declared with `only`. Unknown ones are ac
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -22,6 +23,7 @@ from engine_server.requests.sampling_params import RequestOutputKind, SamplingPa
 from engine_server.requests.validation import MAX_INT32, MAX_INT64, MIN_INT64
 from engine_server.server.api import fields
 from engine_server.server.api.content import MediaUse
+from engine_server.server.api.cut_body import CutBody, plain_files
 from engine_server.server.api.fields import (
     MAX_CHOICES,
     Ignored,
@@ -38,6 +40,7 @@ from engine_server.server.generation.prompts import Cut
 from engine_server.server.generation.response_format import FIELDS as GRAMMAR_FIELDS
 from engine_server.server.generation.response_format import RequestedGrammar, requested_grammar
 from engine_server.server.http.errors import ApiError
+from engine_server.shared.body_buffer import Body, contiguous
 
 if TYPE_CHECKING:
     from engine_server.server.conversation.layout import Layout
@@ -357,13 +360,29 @@ class GenerationRequest(ApiRequest):
 R = TypeVar("R", bound=ApiRequest)
 
 
-def parse_request(kind: type[R], body: bytes, takes_pictures: bool = False) -> R:
+def parse_request(kind: type[R], body: Body, takes_pictures: bool = False) -> R:
     """Return the request in a JSON `body`. Raises ApiError 400, which names the field that is wrong.
 
     takes_pictures: the model takes those of a conversation.
     """
+    if not takes_pictures:
+        return read_json(kind, contiguous(body))
+    if files := plain_files(body):
+        cut_body = CutBody(body, files)
+        with suppress(ApiError, InvalidRequestError):  # which the whole body may not give
+            request = read_json(kind, cut_body.json, cut_body)
+            if cut_body.all_taken:
+                return request
+    return read_json(kind, contiguous(body), CutBody(body, ()))
+
+
+def read_json(kind: type[R], body: bytes | bytearray, cut_body: CutBody | None = None) -> R:
+    """Return the request in a JSON `body`, which may be cut. Raises ApiError or InvalidRequestError.
+
+    cut_body: has its pictures, for a model that takes some.
+    """
     try:
-        request = validate(kind, body, takes_pictures)
+        request = validate(kind, body, cut_body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         raise to_api_error(kind, first) from None
@@ -376,15 +395,15 @@ def parse_request(kind: type[R], body: bytes, takes_pictures: bool = False) -> R
     return request
 
 
-def validate(kind: type[R], body: bytes, takes_pictures: bool = False) -> R:
+def validate(kind: type[R], body: bytes | bytearray, cut_body: CutBody | None) -> R:
     """Return the request in a JSON `body`. Raises ValidationError."""
     try:
-        return kind.model_validate_json(body, context=fields.BodyContext(takes_pictures))
+        return kind.model_validate_json(body, context=fields.BodyContext(cut_body))
     except ValidationError as error:
         rewritten = with_whole_numbers(body, error)
         if rewritten is None:
             raise
-    return kind.model_validate_json(rewritten, context=fields.BodyContext(takes_pictures))
+    return kind.model_validate_json(rewritten, context=fields.BodyContext(cut_body))
 
 
 def to_api_error(kind: type[ApiRequest], error: ErrorDetails) -> ApiError:

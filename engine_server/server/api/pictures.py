@@ -34,3 +34,4 @@ def read_source(block: Mapping[str, Any]) -> SentPicture:
 # By the type of a part.
 CHAT: Mapping[str, PictureReader] = {"image_url": read_image_url}
 RESPONSES: Mapping[str, PictureReader] = {"input_image": read_input_image}
+MESSAGES: Mapping[str, PictureReader] = {"image": read_source}

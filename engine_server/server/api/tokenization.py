@@ -30,6 +30,7 @@ from engine_server.server.conversation.chat_prompt import ChatPrompt, chat_promp
 from engine_server.server.generation.prompts import encode, tokenize_chat
 from engine_server.server.generation.threads import run_by_size
 from engine_server.server.http.errors import ApiError
+from engine_server.server.http.request_body import read_body
 
 if TYPE_CHECKING:
     from engine_server.server.engine_host import EngineHost
@@ -105,7 +106,7 @@ def routes(host: EngineHost) -> APIRouter:
     @router.post("/tokenize", response_model=None)
     @openapi.body(TokenizeRequest, Tokens)
     async def post_tokenize(request: Request) -> Response:
-        body = parse_request(TokenizeRequest, await request.body(), host.model.takes_pictures)
+        body = parse_request(TokenizeRequest, await read_body(request), host.model.takes_pictures)
         router = router_head(request.headers)
         served_model(host.model, body.model, router)
         sharers = Sharers(router.caller.scope if router.caller else None)

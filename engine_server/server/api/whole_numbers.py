@@ -16,7 +16,7 @@ from pydantic_core import from_json
 NO_INTEGER = "int_type"
 
 
-def with_whole_numbers(body: bytes, error: ValidationError) -> bytes | None:
+def with_whole_numbers(body: bytes | bytearray, error: ValidationError) -> bytes | None:
     """Return a JSON body in which the whole numbers that `error` refuses are integers; None if it refuses none.
 
     All else stays as it is, numbers of free-form fields included.

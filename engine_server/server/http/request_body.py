@@ -17,10 +17,13 @@ from engine_server.server.http.content_type import check_content_type
 from engine_server.server.http.disconnect import DISCONNECT
 from engine_server.server.http.errors import ApiError
 from engine_server.server.http.memory_share import MemoryShare
+from engine_server.shared.abridged_body import abridge
 from engine_server.shared.addresses import site
+from engine_server.shared.body_buffer import Body, BodyBuffer
 from engine_server.shared.shares import Shares
 
 if TYPE_CHECKING:
+    from starlette.requests import Request
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 # Of all bodies together.
@@ -48,6 +51,8 @@ class RequestBody:
         self._shares = shares or Shares(MAX_BYTES)
         self._answers = answers or Shares(built_answer.MAX_BYTES)
         self._any_content_type = any_content_type
+        # Of a large body that is whole: it is parsed before the next one.
+        self._turn = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] in ("GET", "HEAD"):
@@ -66,7 +71,7 @@ class RequestBody:
             if body is not None:
                 await self._answer(scope, body, send, reported_id(scope) or client)
 
-    async def _answer(self, scope: Scope, body: bytes, send: Send, owner: str) -> None:
+    async def _answer(self, scope: Scope, body: Body, send: Send, owner: str) -> None:
         """Let the application answer. owner: who sent the request, for whom its work and its answer count."""
         sender_token = sender.set(owner)
         with MemoryShare(self._answers, owner) as memory:
@@ -78,7 +83,7 @@ class RequestBody:
                 answer_memory.reset(memory_token)
                 sender.reset(sender_token)
 
-    async def _read(self, scope: Scope, receive: Receive, share: MemoryShare) -> bytes | None:
+    async def _read(self, scope: Scope, receive: Receive, share: MemoryShare) -> Body | None:
         """Return the body; None if the client disconnected before its end.
 
         Raises ApiError for a body that is too large, or whose JSON would take too long to parse.
@@ -86,7 +91,7 @@ class RequestBody:
         for name, value in scope["headers"]:
             if name == b"content-length" and int(value) > self._max_body_bytes:
                 raise self._too_large()
-        body = bytearray()
+        body = BodyBuffer(self._max_body_bytes)
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
@@ -96,11 +101,14 @@ class RequestBody:
                 raise self._too_large()
             if not share.resize(len(body) + len(piece)):
                 raise self._no_memory()
-            body += piece
+            body.add(piece)
             if not message.get("more_body", False):
-                if len(body) > UNCOUNTED_BYTES:
-                    check_structure(body, scope)
-                return bytes(body)
+                whole = body.whole()
+                if len(whole) > UNCOUNTED_BYTES:
+                    async with self._turn:
+                        await asyncio.sleep(0)  # all else goes on between two large bodies
+                    check_structure(whole, scope)
+                return whole
 
     def _too_large(self) -> ApiError:
         message = f"the body is larger than {self._max_body_bytes} bytes, which is the limit"
@@ -123,14 +131,20 @@ def reported_id(scope: Scope) -> str | None:
     return None if caller is None else caller.id
 
 
-def check_structure(body: bytes | bytearray, scope: Scope) -> None:
+def check_structure(body: Body, scope: Scope) -> None:
     """Raise ApiError 400 for JSON with too many values, since a parser creates an object for each and blocks others."""
-    error = excess_of_structure(body, scope["path"], continues_stream(Headers(scope=scope)))
+    error = excess_of_structure(abridge(body), scope["path"], continues_stream(Headers(scope=scope)))
     if error is not None:
         raise ApiError(ErrorCode.INVALID_VALUE, error)
 
 
-def replay(body: bytes) -> Receive:
+async def read_body(request: Request) -> Body:
+    """Return the body of a handler's request, which Starlette would copy."""
+    body: Body = (await request.receive())["body"]
+    return body
+
+
+def replay(body: Body) -> Receive:
     """Return the channel of a request whose body has been read."""
     messages = iter([{"type": "http.request", "body": body, "more_body": False}])
 

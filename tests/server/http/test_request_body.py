@@ -8,6 +8,7 @@ import pytest
 from waiting import until_async
 
 from engine_server.contract.base.caller import ReportedCaller
+from engine_server.contract.wire.body_structure import UNCOUNTED_BYTES
 from engine_server.engine.loop.turns import sender
 from engine_server.server.http.disconnect import DISCONNECT, WhileConnected
 from engine_server.server.http.errors import ApiError
@@ -31,8 +32,11 @@ class Client:
     async def _record(self, message: Any) -> None:
         self.messages.append(message)
 
-    async def send(self, piece: bytes, more: bool) -> None:
+    def queue(self, piece: bytes, more: bool = False) -> None:
         self._incoming.put_nowait({"type": "http.request", "body": piece, "more_body": more})
+
+    async def send(self, piece: bytes, more: bool) -> None:
+        self.queue(piece, more)
         await until_async(self._incoming.empty)
 
     async def disconnect(self) -> None:
@@ -128,6 +132,27 @@ async def test_disconnect_in_a_body_returns_its_memory() -> None:
     await client.send(bytes(50), more=True)
     await client.disconnect()
     assert shares.used == 0
+
+
+async def test_others_have_their_turn_between_two_large_bodies() -> None:
+    done: list[str] = []
+
+    async def note(scope: Any, receive: Any, send: Any) -> None:
+        done.append("body")
+
+    async def turn_over_and_over() -> None:
+        while len(done) < 20 and done.count("body") < 3:
+            await asyncio.sleep(0)
+            done.append("another")
+
+    middleware = RequestBody(note, 1 << 20)
+    clients = [Client(middleware) for _ in range(3)]
+    for client in clients:
+        client.queue(bytes(UNCOUNTED_BYTES + 1))
+    await asyncio.gather(turn_over_and_over(), *(client.task for client in clients))
+
+    first, second, third = (number for number, name in enumerate(done) if name == "body")
+    assert second - first > 1 and third - second > 1
 
 
 async def test_body_over_its_own_limit_closes_the_connection() -> None:

@@ -12,6 +12,7 @@ from engine_server.server.api.chat.request import BatchChatRequest, ChatFields, 
 from engine_server.server.api.chat.tools import NamedTool
 from engine_server.server.api.create_answer import create_answer
 from engine_server.server.api.generation_request import parse_request
+from engine_server.server.http.request_body import read_body
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -28,13 +29,13 @@ def routes(host: EngineHost) -> APIRouter:
     @router.post("/v1/chat/completions", response_model=None)
     @openapi.body(ChatRequest, ChatCompletion, streamed=True)
     async def post_chat_completions(request: Request) -> Response:
-        body = parse_request(ChatRequest, await request.body(), host.model.takes_pictures)
+        body = parse_request(ChatRequest, await read_body(request), host.model.takes_pictures)
         return await create_answer(host.model, body, request.headers, renderer)
 
     @router.post("/v1/chat/completions/batch", response_model=None)
     @openapi.body(BatchChatRequest, ChatCompletion)
     async def post_chat_completions_batch(request: Request) -> Response:
-        body = parse_request(BatchChatRequest, await request.body(), host.model.takes_pictures)
+        body = parse_request(BatchChatRequest, await read_body(request), host.model.takes_pictures)
         return await create_answer(host.model, body, request.headers, renderer)
 
     return router

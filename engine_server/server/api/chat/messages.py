@@ -17,12 +17,11 @@ from engine_server.engine.conversation.turns import (
 )
 from engine_server.server.api import pictures
 from engine_server.server.api.content import at, read_content
-from engine_server.server.api.fields import Items, call_arguments, only, takes_pictures
+from engine_server.server.api.fields import Items, call_arguments, only, picture_readers
 
 
 def message_content(value: object, info: ValidationInfo) -> Content:
-    types = pictures.CHAT if takes_pictures(info) else {}
-    return read_content(value, {"text": "text", "refusal": "refusal"}, types)
+    return read_content(value, {"text": "text", "refusal": "refusal"}, picture_readers(info, pictures.CHAT))
 
 
 class FunctionCall(BaseModel):

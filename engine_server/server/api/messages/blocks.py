@@ -16,8 +16,8 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from engine_server.engine.input.sent_picture import SentPicture
-from engine_server.server.api.fields import UNSUPPORTED, Items, takes_pictures
-from engine_server.server.api.pictures import read_source
+from engine_server.server.api import pictures
+from engine_server.server.api.fields import UNSUPPORTED, Items, picture_readers
 
 
 def text_as_block(value: object) -> object:
@@ -78,8 +78,8 @@ def known_or_omitted(*known: str) -> WrapValidator:
         kind = value.get("type") if isinstance(value, dict) else None
         if not isinstance(value, dict) or not isinstance(kind, str) or kind in known:
             return read(value)
-        if kind == "image" and takes_pictures(info):
-            return ImageBlock(type="text", sent=read_source(value))
+        if (read_picture := picture_readers(info, pictures.MESSAGES).get(kind)) is not None:
+            return ImageBlock(type="text", sent=read_picture(value))
         text = referred_text(value)
         return OmittedBlock(type="text", kind=kind) if text is None else TextBlock(type="text", text=text)
 

@@ -15,6 +15,7 @@ from engine_server.server.api.messages.edited_request import edit_context
 from engine_server.server.api.messages.renderer import MessagesRenderer
 from engine_server.server.api.messages.request import CountTokensRequest, MessagesRequest
 from engine_server.server.api.openai_answer import tokenizer_response
+from engine_server.server.http.request_body import read_body
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -45,7 +46,7 @@ def routes(host: EngineHost) -> APIRouter:
     @router.post("/v1/messages", response_model=None)
     @openapi.body(MessagesRequest, streamed=True)
     async def post_messages(request: Request) -> Response:
-        body = parse_request(MessagesRequest, await request.body(), host.model.takes_pictures)
+        body = parse_request(MessagesRequest, await read_body(request), host.model.takes_pictures)
         edited = await edit_context(host.model, body, request.headers)
         new_renderer = partial(renderer, edited.applied)
         return await create_answer(host.model, edited.body, request.headers, new_renderer)
@@ -53,7 +54,7 @@ def routes(host: EngineHost) -> APIRouter:
     @router.post("/v1/messages/count_tokens", response_model=None)
     @openapi.body(CountTokensRequest, TokenCount)
     async def post_count_tokens(request: Request) -> Response:
-        body = parse_request(CountTokensRequest, await request.body(), host.model.takes_pictures)
+        body = parse_request(CountTokensRequest, await read_body(request), host.model.takes_pictures)
         edited = await edit_context(host.model, body, request.headers)
         count = TokenCount(await count_tokens(host.model, edited.body, request.headers))
         if edited.applied is not None:

@@ -17,6 +17,7 @@ from engine_server.server.api.responses.renderer import ResponseRenderer
 from engine_server.server.api.responses.request import STATELESS, ResponsesRequest
 from engine_server.server.api.tokenization import decode
 from engine_server.server.http.errors import ApiError
+from engine_server.server.http.request_body import read_body
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -39,13 +40,13 @@ def routes(host: EngineHost) -> APIRouter:
     @router.post("/v1/responses", response_model=None)
     @openapi.body(ResponsesRequest, streamed=True)
     async def post_responses(request: Request) -> Response:
-        body = parse_request(ResponsesRequest, await request.body(), host.model.takes_pictures)
+        body = parse_request(ResponsesRequest, await read_body(request), host.model.takes_pictures)
         return await create_answer(host.model, body, request.headers, renderer)
 
     @router.post("/v1/responses/input_tokens", response_model=None)
     @openapi.body(ResponsesRequest, InputTokens)
     async def post_input_tokens(request: Request) -> Response:
-        body = parse_request(ResponsesRequest, await request.body(), host.model.takes_pictures)
+        body = parse_request(ResponsesRequest, await read_body(request), host.model.takes_pictures)
         return tokenizer_response(InputTokens(await count_tokens(host.model, body, request.headers)))
 
     @router.get("/v1/responses/{response_id}", response_model=None)

@@ -30,7 +30,7 @@ from engine_server.engine.conversation.turns import (
 )
 from engine_server.server.api import pictures
 from engine_server.server.api.content import at, read_content
-from engine_server.server.api.fields import UNSUPPORTED, Items, call_arguments, takes_pictures
+from engine_server.server.api.fields import UNSUPPORTED, Items, call_arguments, picture_readers
 from engine_server.server.api.responses.tools import CUSTOM_PARAMETER, template_name
 
 KNOWN_ITEMS = (
@@ -58,7 +58,7 @@ def typed_item(value: object) -> object:
 
 
 def item_content(value: object, info: ValidationInfo) -> Content:
-    return read_content(value, TEXT_FIELDS, pictures.RESPONSES if takes_pictures(info) else {})
+    return read_content(value, TEXT_FIELDS, picture_readers(info, pictures.RESPONSES))
 
 
 ItemContent = Annotated[Content, PlainValidator(item_content)]
