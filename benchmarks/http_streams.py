@@ -24,7 +24,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -90,12 +90,18 @@ Rounds = dict[str, dict[str, list[Round]]]
 
 
 @contextmanager
-def server(model: str, rate: float | None, *options: str, folder: Path = HERE) -> Iterator[Server]:
+def server(
+    model: str, rate: float | None, *options: str, folder: Path = HERE, module: Sequence[str] = ()
+) -> Iterator[Server]:
     """Start the server of a checkout, with the scripted core if there is a rate, and yield it once it is ready.
 
-    options: further ones of its command line. Raises RuntimeError if it ends before.
+    options: further ones of its command line. module: what runs it, with its first arguments. Raises RuntimeError if it
+    ends before.
     """
-    module = ("engine_server.cli", "engine") if rate is None else ("benchmarks.scripted_server", str(rate))
+    if not module:
+        module = (
+            ("engine_server.cli", "engine") if rate is None else ("benchmarks.scripted_server", str(rate))
+        )
     process = subprocess.Popen(
         module_command(*module, model, *FLAGS, *options),
         stderr=subprocess.PIPE,

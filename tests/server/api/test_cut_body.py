@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine_server.engine.conversation.turns import ImagePart
 from engine_server.requests.errors import InvalidRequestError
 from engine_server.server.api.chat.request import ChatRequest
 from engine_server.server.api.cut_body import CutBody, plain_files
 from engine_server.server.api.generation_request import parse_request, read_json
 from engine_server.server.api.messages.request import MessagesRequest
 from engine_server.server.api.responses.request import ResponsesRequest
-from engine_server.server.conversation.history.turns import ImagePart
 from engine_server.server.http.errors import ApiError
 from engine_server.shared.body_buffer import MOVED_BYTES, Body, BodyBuffer
 
