@@ -27,6 +27,8 @@ AnswerId = Annotated[str, msgspec.Meta(max_length=1024)]
 REPORT_PREFIX = b": fairlead "
 # The field of a request's body with the router's fields.
 ROUTER_FIELD = "fairlead"
+# At most of it, beside the client's own body: 131,072 token ids and 2 MiB of log-probabilities.
+ROUTER_FIELD_BYTES = 4 << 20
 # A number that is raised when the same settings and the same request make another prompt, or other events. Streams are
 # continued only between engines with the same one.
 RENDERING = 3

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from starlette.datastructures import Headers
 
 from engine_server.contract.wire.body_structure import UNCOUNTED_BYTES, excess_of_structure
+from engine_server.contract.wire.continuation import ROUTER_FIELD_BYTES
 from engine_server.contract.wire.errors import ErrorCode
 from engine_server.contract.wire.router_head import continues_stream, reported_caller
 from engine_server.engine.loop.turns import sender
@@ -88,16 +89,19 @@ class RequestBody:
 
         Raises ApiError for a body that is too large, or whose JSON would take too long to parse.
         """
+        most = self._max_body_bytes
+        if continues_stream(Headers(scope=scope)):
+            most += ROUTER_FIELD_BYTES
         for name, value in scope["headers"]:
-            if name == b"content-length" and int(value) > self._max_body_bytes:
+            if name == b"content-length" and int(value) > most:
                 raise self._too_large()
-        body = BodyBuffer(self._max_body_bytes)
+        body = BodyBuffer(most)
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return None
             piece = message.get("body", b"")
-            if len(body) + len(piece) > self._max_body_bytes:
+            if len(body) + len(piece) > most:
                 raise self._too_large()
             if not share.resize(len(body) + len(piece)):
                 raise self._no_memory()

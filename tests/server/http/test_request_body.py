@@ -9,6 +9,7 @@ from waiting import until_async
 
 from engine_server.contract.base.caller import ReportedCaller
 from engine_server.contract.wire.body_structure import UNCOUNTED_BYTES
+from engine_server.contract.wire.continuation import ROUTER_FIELD_BYTES
 from engine_server.engine.loop.turns import sender
 from engine_server.server.http.disconnect import DISCONNECT, WhileConnected
 from engine_server.server.http.errors import ApiError
@@ -163,6 +164,23 @@ async def test_body_over_its_own_limit_closes_the_connection() -> None:
     assert client.status == 413
     assert (b"connection", b"close") in client.messages[0]["headers"]
     assert shares.used == 0
+
+
+@pytest.mark.parametrize("declared", [True, False])
+async def test_limit_leaves_room_for_the_tokens_with_which_a_router_continues_a_stream(
+    declared: bool,
+) -> None:
+    async def send(size: int) -> int:
+        headers = [(b"fairlead-resume", b"1")]
+        if declared:
+            headers.append((b"content-length", b"%d" % size))
+        client = Client(RequestBody(echo, 80), headers=headers)
+        client.queue(bytes(size))
+        await client.task
+        return client.status
+
+    assert await send(80 + ROUTER_FIELD_BYTES) == 200
+    assert await send(81 + ROUTER_FIELD_BYTES) == 413
 
 
 TOO_MANY = [b"[" * 300_000, b'{"a":' * 300_000, b"1," * 300_000, b'"a,",' * 600_000, rb'"\\",1,' * 300_000]
