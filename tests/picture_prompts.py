@@ -78,6 +78,7 @@ class PictureModel:
         self.image_token_id: int = self.tokenizer.convert_tokens_to_ids(self.pictures.image_token)
         kind: Any = transformers.AutoModelForImageTextToText
         self.model: Any = kind.from_pretrained(folder, dtype=torch.float32).eval()
+        self.model.generation_config.eos_token_id = None
 
     def encode(self, text: str) -> list[int]:
         token_ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
@@ -117,9 +118,7 @@ class PictureModel:
         }
         prompt: list[int] = found["input_ids"][0].tolist()
         with torch.inference_mode():
-            answer = self.model.generate(
-                **known, max_new_tokens=max_tokens, do_sample=False, eos_token_id=None
-            )
+            answer = self.model.generate(**known, max_new_tokens=max_tokens, do_sample=False)
         return prompt, answer[0, len(prompt) :].tolist()
 
 

@@ -3,14 +3,25 @@
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-Family = Literal["llava", "smolvlm", "idefics3", "internvl", "mistral3"]
-FAMILIES: tuple[Family, ...] = ("llava", "smolvlm", "idefics3", "internvl", "mistral3")
+Family = Literal[
+    "llava",
+    "smolvlm",
+    "idefics3",
+    "internvl",
+    "mistral3",
+    "llava_next",
+    "llava_onevision",
+    "lighton_ocr",
+    "deepseek_vl",
+    "janus",
+]
+FAMILIES: tuple[Family, ...] = get_args(Family)
 
 VOCABULARY = 320
 # Ids 0, 1 and 2, before those of the bytes.
@@ -45,6 +56,8 @@ VISION: dict[str, Any] = {
 }
 ROW_TAGS = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
 IDEFICS_TOKENS = ["<image>", "<fake_token_around_image>", "<end_of_utterance>", "<global-img>", *ROW_TAGS]
+# Heights and widths to which a picture may be scaled before it is cut into tiles.
+GRIDS = [[TILE, 2 * TILE], [2 * TILE, TILE], [2 * TILE, 2 * TILE]]
 TILED = {"size": {"longest_edge": 2 * TILE}, "max_image_size": {"longest_edge": TILE}}
 
 
@@ -63,6 +76,8 @@ class Parts:
     settings: dict[str, Any]
     # None: the family's own.
     vision_type: str | None = None
+    # Of the encoder.
+    vision_settings: dict[str, Any] = field(default_factory=dict)
     # Attributes of the tokenizer.
     named_tokens: dict[str, str] = field(default_factory=dict)
 
@@ -121,6 +136,90 @@ PARTS: dict[Family, Parts] = {
         {"spatial_merge_size": 2, "tie_word_embeddings": False},
         vision_type="pixtral",
     ),
+    "llava_next": Parts(
+        "mistral",
+        "LlavaNextProcessor",
+        {"patch_size": PATCH, "num_additional_image_tokens": 1, "vision_feature_select_strategy": "default"},
+        "LlavaNextImageProcessorPil",
+        {
+            "size": {"shortest_edge": TILE},
+            "crop_size": {"height": TILE, "width": TILE},
+            "image_grid_pinpoints": GRIDS,
+        },
+        ["<image>"],
+        {"vision_feature_layer": -2, "image_grid_pinpoints": GRIDS},
+        vision_type="clip_vision_model",
+    ),
+    "llava_onevision": Parts(
+        "qwen2",
+        "LlavaOnevisionProcessor",
+        {
+            "num_image_tokens": (TILE // PATCH) ** 2,
+            "vision_feature_select_strategy": "full",
+            "vision_aspect_ratio": "anyres_max_2",
+        },
+        "LlavaOnevisionImageProcessorPil",
+        {"size": {"height": TILE, "width": TILE}, "image_grid_pinpoints": GRIDS},
+        ["<image>", "<video>"],
+        {"image_grid_pinpoints": GRIDS, "vision_aspect_ratio": "anyres_max_2"},
+        vision_type="siglip_vision_model",
+        vision_settings={"vision_use_head": False},
+    ),
+    "lighton_ocr": Parts(
+        "qwen3",
+        "LightOnOcrProcessor",
+        {"patch_size": PATCH, "spatial_merge_size": 2},
+        "PixtralImageProcessorPil",
+        {"size": {"longest_edge": 16 * PATCH}, "patch_size": {"height": PATCH, "width": PATCH}},
+        ["<|image_pad|>", "<|vision_pad|>", "<|vision_end|>"],
+        {"spatial_merge_size": 2, "tie_word_embeddings": False},
+        vision_type="pixtral",
+        vision_settings={"image_size": 16 * PATCH},
+        named_tokens={
+            "image_token": "<|image_pad|>",
+            "image_break_token": "<|vision_pad|>",
+            "image_end_token": "<|vision_end|>",
+        },
+    ),
+    "deepseek_vl": Parts(
+        "llama",
+        "DeepseekVLProcessor",
+        {"num_image_tokens": (TILE // PATCH) ** 2},
+        "DeepseekVLImageProcessorPil",
+        {"size": {"height": TILE, "width": TILE}, "min_size": PATCH},
+        ["<image_placeholder>"],
+        {"tie_word_embeddings": False},
+        vision_type="siglip_vision_model",
+        vision_settings={"vision_use_head": False},
+        named_tokens={"image_token": "<image_placeholder>"},
+    ),
+    "janus": Parts(
+        "llama",
+        "JanusProcessor",
+        {"num_image_tokens": (TILE // PATCH) ** 2},
+        "JanusImageProcessorPil",
+        {"size": {"height": TILE, "width": TILE}, "min_size": PATCH},
+        ["<image_placeholder>", "<begin_of_image>", "<end_of_image>"],
+        {
+            "tie_word_embeddings": False,
+            "vq_config": {
+                "base_channels": 32,
+                "channel_multiplier": [1],
+                "num_res_blocks": 1,
+                "num_embeddings": 8,
+                "projection_dim": 64,
+                "latent_channels": 32,
+                "embed_dim": 8,
+                "image_token_embed_dim": 64,
+            },
+        },
+        vision_settings={"projection_dim": 64, "num_image_tokens": (TILE // PATCH) ** 2},
+        named_tokens={
+            "image_token": "<image_placeholder>",
+            "boi_token": "<begin_of_image>",
+            "eoi_token": "<end_of_image>",
+        },
+    ),
 }
 TEMPLATE = (
     "<s>{% for message in messages %}{{ message['role'] }}: {% if message['content'] is string %}"
@@ -140,7 +239,7 @@ def tiny_model(family: Family, folder: Path) -> Path:
     config = transformers.AutoConfig.for_model(
         family,
         text_config={"model_type": parts.text_type, **TEXT},
-        vision_config={**vision_type, **VISION},
+        vision_config={**vision_type, **VISION, **parts.vision_settings},
         image_token_id=tokenizer.convert_tokens_to_ids(parts.tokens[0]),
         **parts.settings,
     )

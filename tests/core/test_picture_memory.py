@@ -61,9 +61,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> MeteredDevice:
     return device
 
 
-@pytest.mark.parametrize(
-    "family", tiered(FAMILIES, "internvl", more=["llava", "smolvlm", "idefics3", "mistral3"])
-)
+@pytest.mark.parametrize("family", tiered(FAMILIES, "internvl", more=FAMILIES))
 def test_no_picture_takes_more_than_is_reserved(
     folder_of: Callable[[Family], Path], tmp_path: Path, device: MeteredDevice, family: Family
 ) -> None:

@@ -26,6 +26,8 @@ TOKENS = 6
 SMALL, WIDE, TALL = random_image(1, 30, 30), random_image(2, 60, 28), random_image(3, 20, 56)
 ONE: list[str | Image.Image] = ["Look: ", SMALL, " What is it?"]
 THREE: list[str | Image.Image] = [SMALL, " and ", WIDE, TALL, " differ how?"]
+# All families, of which the default tier has one.
+TIERED = tiered(FAMILIES, "smolvlm", more=FAMILIES)
 
 Finish = Callable[[LLMEngine], dict[str, RequestOutput]]
 
@@ -81,7 +83,7 @@ def count_encodings(engine: LLMEngine) -> list[str]:
 
 @pytest.mark.transformers
 @pytest.mark.parametrize(
-    "family", tiered(FAMILIES, "smolvlm", "mistral3", more=["llava", "internvl", "idefics3"])
+    "family", tiered(FAMILIES, "smolvlm", "mistral3", "llava_next", "llava_onevision", more=FAMILIES)
 )
 def test_answers_equal_those_of_transformers(models: Any, finish: Finish, family: Family) -> None:
     model = models(family)
@@ -103,7 +105,7 @@ def test_answers_equal_those_of_transformers(models: Any, finish: Finish, family
 
 
 @pytest.mark.parametrize("overlapped", [False, True])
-@pytest.mark.parametrize("family", tiered(FAMILIES, "smolvlm", more=["llava", "internvl", "mistral3"]))
+@pytest.mark.parametrize("family", TIERED)
 def test_a_chunk_may_end_at_any_row_of_a_picture(
     models: Any, finish: Finish, family: Family, overlapped: bool
 ) -> None:
@@ -117,7 +119,7 @@ def test_a_chunk_may_end_at_any_row_of_a_picture(
         )
 
 
-@pytest.mark.parametrize("family", tiered(FAMILIES, "smolvlm", more=["llava", "internvl", "mistral3"]))
+@pytest.mark.parametrize("family", TIERED)
 def test_a_request_may_be_preempted_after_any_step(models: Any, finish: Finish, family: Family) -> None:
     model = models(family)
     expected = model.expected(ONE, TOKENS)[1]
@@ -136,7 +138,7 @@ def test_a_request_may_be_preempted_after_any_step(models: Any, finish: Finish, 
     assert steps > TOKENS
 
 
-@pytest.mark.parametrize("family", tiered(FAMILIES, "smolvlm", more=["llava", "internvl", "mistral3"]))
+@pytest.mark.parametrize("family", TIERED)
 def test_prefixes_are_found_before_inside_and_after_a_picture(
     models: Any, finish: Finish, family: Family
 ) -> None:

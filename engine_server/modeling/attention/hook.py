@@ -25,7 +25,7 @@ from engine_server.modeling.heads.window import Window
 IMPLEMENTATION = "fairlead"
 
 # Options that can't change the result: positions and sequences are in the step's inputs, and the others request extra
-# outputs.
+# outputs, or logits of some tokens.
 HARMLESS = (
     "position_ids",
     "use_cache",
@@ -33,6 +33,7 @@ HARMLESS = (
     "output_hidden_states",
     "output_router_logits",
     "return_dict",
+    "logits_to_keep",
 )
 # Likewise, of attention.
 HARMLESS_TO_ATTENTION = (*HARMLESS, "deterministic")
