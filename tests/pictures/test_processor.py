@@ -102,6 +102,25 @@ def test_low_detail_has_no_effect_where_the_processor_has_its_own_sizes(
     np.testing.assert_array_equal(low[1]["pixel_values"], high[1]["pixel_values"])
 
 
+def test_picture_without_tokens_is_refused(model_folder: ModelFolder) -> None:
+    processor = PictureProcessor.of_folder(model_folder("lighton_ocr"))
+    with pytest.raises(ValueError, match=r"has no <\|image_pad\|>"):
+        processor.process(noise(200, 5))  # half as high as a token once it is scaled
+
+
+def test_processor_that_does_not_tell_a_pictures_text_is_refused(
+    model_folder: ModelFolder, tmp_path: Path
+) -> None:
+    folder = changed_copy(
+        model_folder("idefics3"),
+        tmp_path / "model",
+        "processor_config.json",
+        processor_class="Idefics2Processor",
+    )
+    with pytest.raises(UnsupportedPicturesError, match="does not tell the text in the place of a picture"):
+        PictureProcessor.of_folder(folder)
+
+
 def test_digest_is_of_settings_and_options_alone(model_folder: ModelFolder, tmp_path: Path) -> None:
     folder = model_folder("mistral3")
     same = shutil.copytree(folder, tmp_path / "same")

@@ -96,7 +96,12 @@ class PictureProcessor:
         found = self._processor(
             images=[image], text=self.image_token, return_tensors="np", return_text_replacement_offsets=True
         )
-        replacement = found.pop("text_replacement_offsets")[0][0]["replacement"]
+        replacements = found.pop("text_replacement_offsets", None)
+        if replacements is None:
+            raise ValueError("it does not tell the text in the place of a picture")
+        replacement = replacements[0][0]["replacement"]
+        if self.image_token not in replacement:
+            raise ValueError(f"the text in its place has no {self.image_token}")
         return replacement, {
             name: compact(name, np.asarray(value)) for name, value in found.items() if name not in OF_TEXT
         }
