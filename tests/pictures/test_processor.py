@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import transformers
 from library_processors import library_processor
 from PIL import Image
 from tiny_pictures import FAMILIES, Family
@@ -119,6 +120,17 @@ def test_processor_that_does_not_tell_a_pictures_text_is_refused(
     )
     with pytest.raises(UnsupportedPicturesError, match="does not tell the text in the place of a picture"):
         PictureProcessor.of_folder(folder)
+
+
+def test_processor_whose_text_depends_on_a_pictures_place_is_refused(
+    model_folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def numbered(self: Any, _inputs: Any, image_idx: int, **_: Any) -> str:
+        return f"{image_idx}: {self.image_token}"
+
+    monkeypatch.setattr(transformers.LlavaProcessor, "replace_image_token", numbered)
+    with pytest.raises(UnsupportedPicturesError, match="depends on the others of its prompt"):
+        PictureProcessor.of_folder(model_folder("llava"))
 
 
 def test_digest_is_of_settings_and_options_alone(model_folder: ModelFolder, tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ class PictureProcessor:
         try:
             processor = cls(make_processor(name, folder, options), options)
             processor.find_scaling()
+            processor.check_independence()
         except UnsupportedPicturesError:
             raise
         except Exception as error:  # of the files in the folder, of the options, or of a missing library
@@ -82,6 +83,13 @@ class PictureProcessor:
         )
         self._scales_by_pixels = any(large[name].shape != small[name].shape for name in large)
 
+    def check_independence(self) -> None:
+        """Raise ValueError if a picture's text in a prompt with another isn't the one that it has alone."""
+        image = Image.new("RGB", (LOW_DETAIL, LOW_DETAIL))
+        (_, alone), (_, twice) = self._found([image]), self._found([image, image])
+        if twice != 2 * alone:
+            raise ValueError("the text in the place of a picture depends on the others of its prompt")
+
     def process(self, image: Image.Image, low_detail: bool = False) -> tuple[str, dict[str, np.ndarray]]:
         """Return a picture's text in a prompt, and what the model's `get_image_features` takes, by name.
 
@@ -93,18 +101,24 @@ class PictureProcessor:
         if low_detail and self._scales_by_pixels:
             image = image.copy()
             image.thumbnail((LOW_DETAIL, LOW_DETAIL))
-        found = self._processor(
-            images=[image], text=self.image_token, return_tensors="np", return_text_replacement_offsets=True
-        )
-        replacements = found.pop("text_replacement_offsets", None)
-        if replacements is None:
-            raise ValueError("it does not tell the text in the place of a picture")
-        replacement = replacements[0][0]["replacement"]
+        found, (replacement,) = self._found([image])
         if self.image_token not in replacement:
             raise ValueError(f"the text in its place has no {self.image_token}")
         return replacement, {
             name: compact(name, np.asarray(value)) for name, value in found.items() if name not in OF_TEXT
         }
+
+    def _found(self, images: list[Image.Image]) -> tuple[Any, list[str]]:
+        """Return what transformers' processor returns for the pictures of a prompt, and the text of each."""
+        found = self._processor(
+            images=images,
+            text=len(images) * self.image_token,
+            return_tensors="np",
+            return_text_replacement_offsets=True,
+        )
+        if (offsets := found.pop("text_replacement_offsets", None)) is None:
+            raise ValueError("it does not tell the text in the place of a picture")
+        return found, [replaced["replacement"] for replaced in offsets[0]]
 
 
 def compact(name: str, array: np.ndarray) -> np.ndarray:
