@@ -21,10 +21,16 @@ class FakePictures(InstantPictures):
     """
 
     def __init__(
-        self, image_token: str, media_tokens: Sequence[str] = (), begin: str = "", end: str = ""
+        self,
+        image_token: str,
+        media_tokens: Sequence[str] = (),
+        begin: str = "",
+        end: str = "",
+        template_token: str = "",
     ) -> None:
         self.image_token = image_token
-        self.media_tokens = (image_token, *media_tokens)
+        self.template_token = template_token or image_token
+        self.media_tokens = (*{image_token: None, self.template_token: None}, *media_tokens)
         self._around = begin, end
         self._known: dict[str, str] = {}
         self.processed: list[str] = []

@@ -37,6 +37,10 @@ class InlinePictures(InstantPictures):
     faults: dict[str, dict[str, RawTensor]] = field(default_factory=dict)
 
     @property
+    def template_token(self) -> str:
+        return self.processor.template_token
+
+    @property
     def image_token(self) -> str:
         return self.processor.image_token
 
@@ -102,7 +106,7 @@ class PictureModel:
 
     def expected(self, parts: Sequence[str | Image.Image], max_tokens: int) -> tuple[list[int], list[int]]:
         """Return the tokens of the prompt and of the answer, by transformers alone."""
-        token = self.pictures.image_token
+        token = self.pictures.template_token
         text = "".join(part if isinstance(part, str) else token for part in parts)
         images = [part for part in parts if not isinstance(part, str)]
         if images:

@@ -18,6 +18,7 @@ Family = Literal[
     "llava_next",
     "llava_onevision",
     "lighton_ocr",
+    "aya_vision",
     "deepseek_vl",
     "janus",
 ]
@@ -70,7 +71,7 @@ class Parts:
     processor_settings: dict[str, Any]
     image_processor: str
     image_settings: dict[str, Any]
-    # Added to the tokenizer; the first one stands for a picture in a template.
+    # Added to the tokenizer; the first one stands for a row of a picture.
     tokens: list[str]
     # Of the model.
     settings: dict[str, Any]
@@ -78,6 +79,8 @@ class Parts:
     vision_type: str | None = None
     # Of the encoder.
     vision_settings: dict[str, Any] = field(default_factory=dict)
+    # What the template writes for a picture, where that is another one.
+    template_token: str | None = None
     # Attributes of the tokenizer.
     named_tokens: dict[str, str] = field(default_factory=dict)
 
@@ -181,6 +184,18 @@ PARTS: dict[Family, Parts] = {
             "image_end_token": "<|vision_end|>",
         },
     ),
+    "aya_vision": Parts(
+        "cohere2",
+        "AyaVisionProcessor",
+        {"patch_size": PATCH, "downsample_factor": 2, "img_size": TILE},
+        "GotOcr2ImageProcessorPil",
+        {"size": {"height": TILE, "width": TILE}, "max_patches": 4, "crop_to_patches": True},
+        ["<|IMG_PATCH|>", "<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_LINE_BREAK|>"],
+        {"downsample_factor": 2, "tie_word_embeddings": False},
+        vision_type="siglip_vision_model",
+        vision_settings={"vision_use_head": False},
+        template_token="<image>",
+    ),
     "deepseek_vl": Parts(
         "llama",
         "DeepseekVLProcessor",
@@ -233,7 +248,7 @@ def tiny_model(family: Family, folder: Path) -> Path:
     """Write a model with float32 weights, the same ones each time, its processor and its tokenizer to `folder`."""
     parts = PARTS[family]
     tokenizer = tokenizer_with(parts.tokens, parts.named_tokens)
-    tokenizer.chat_template = TEMPLATE.replace("PICTURE", parts.tokens[0])
+    tokenizer.chat_template = TEMPLATE.replace("PICTURE", parts.template_token or parts.tokens[0])
     tokenizer.save_pretrained(folder)
     vision_type = {} if parts.vision_type is None else {"model_type": parts.vision_type}
     config = transformers.AutoConfig.for_model(

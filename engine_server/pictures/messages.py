@@ -49,6 +49,7 @@ class Process(PictureMessage):
 class Description(PictureMessage):
     """See `PictureProcessor`."""
 
+    template_token: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
     image_token: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
     media_tokens: Annotated[list[str], msgspec.Meta(max_length=4096)]
     settings_digest: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]

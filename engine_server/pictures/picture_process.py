@@ -47,6 +47,7 @@ class PictureTasks:
         try:
             self._processor = PictureProcessor.of_folder(Path(settings.folder), settings.options)
             self._description = Description(
+                self._processor.template_token,
                 self._processor.image_token,
                 list(self._processor.media_tokens),
                 self._processor.settings_digest,

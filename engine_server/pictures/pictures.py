@@ -79,6 +79,7 @@ class Pictures(ForkedTasks[Outcome]):
             raise
         assert isinstance(described, Description)
         self._settings_digest = described.settings_digest
+        self.template_token = described.template_token
         self.image_token = described.image_token
         self.media_tokens = tuple(described.media_tokens)
 

@@ -77,6 +77,7 @@ def stopped(pictures: Pictures) -> Iterator[Pictures]:
 def test_pictures_are_processed_as_the_processor_does(family: Family, model_folder: ModelFolder) -> None:
     processor = PictureProcessor.of_folder(model_folder(family))
     pictures = Pictures(model_folder(family))
+    assert pictures.template_token == processor.template_token
     assert pictures.image_token == processor.image_token
     assert pictures.media_tokens == processor.media_tokens
     for size in ((28, 28), (90, 41), (640, 480)):

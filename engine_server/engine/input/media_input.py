@@ -32,6 +32,10 @@ class MediaInput:
     def new_marks(self) -> MediaMarks:
         return MediaMarks(self.pictures.media_tokens)
 
+    def with_image_tokens(self, rendered: str) -> str:
+        """Return a text in which the image token is what the chat template wrote for each picture."""
+        return rendered.replace(self.pictures.template_token, self.pictures.image_token)
+
     def encode_pieces(self, pieces: Sequence[str], add_special_tokens: bool) -> list[int]:
         """Return the tokens of a text in pieces, of which those at odd places are plain text."""
         return self._marked.encode(pieces, add_special_tokens)

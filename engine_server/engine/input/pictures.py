@@ -15,12 +15,16 @@ class Pictures(Protocol):
     """The processor of a model's pictures."""
 
     @property
+    def template_token(self) -> str:
+        """The text that a chat template writes for each picture."""
+
+    @property
     def image_token(self) -> str:
-        """The token that a chat template writes for each picture."""
+        """The token that stands for a picture, and then for each of its rows."""
 
     @property
     def media_tokens(self) -> tuple[str, ...]:
-        """All tokens that have to do with media."""
+        """All texts that have to do with media."""
 
     def digest(self, picture: Picture) -> str:
         """Return the digest of what the model makes of a picture."""

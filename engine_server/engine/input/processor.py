@@ -214,8 +214,11 @@ class Processor:
         sharers: Sharers | None = None,
     ) -> list[int]:
         """Do as `encode` for a text with marks, which become plain text."""
+        if self.media is None:
+            return self.encode(text, limit, add_special_tokens, sharers)
+        text = self.media.with_image_tokens(text)
         pieces = marks.pieces(text)
-        if self.media is None or len(pieces) == 1:
+        if len(pieces) == 1:
             return self.encode(text, limit, add_special_tokens, sharers)
         if limit is not None:
             self.check_length("".join(pieces), limit)

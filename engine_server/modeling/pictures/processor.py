@@ -41,9 +41,10 @@ class PictureProcessor:
         self._processor = processor
         self._options = dict(options)
         self._scales_by_pixels = False
-        # What a template writes for a picture, and what stands for one row of it.
-        self.image_token: str = processor.image_token
-        # The tokenizer's added tokens that have to do with media.
+        # What a template writes for a picture, and what stands for one row of it; the same for most models.
+        self.template_token: str = processor.image_token
+        self.image_token = token_of_rows(processor)
+        # All texts that have to do with media.
         self.media_tokens = media_tokens(processor)
 
     @classmethod
@@ -112,7 +113,7 @@ class PictureProcessor:
         """Return what transformers' processor returns for the pictures of a prompt, and the text of each."""
         found = self._processor(
             images=images,
-            text=len(images) * self.image_token,
+            text=len(images) * self.template_token,
             return_tensors="np",
             return_text_replacement_offsets=True,
         )
@@ -191,13 +192,20 @@ def without_other_media(kind: Any) -> Any:
     return type(kind.__name__, (kind,), checks)
 
 
+def token_of_rows(processor: Any) -> str:
+    """Return the token of which a picture's text has one for each row."""
+    token = processor.tokenizer.added_tokens_decoder.get(getattr(processor, "image_token_id", None))
+    return str(token or processor.image_token)
+
+
 def media_tokens(processor: Any) -> tuple[str, ...]:
-    """Return the texts of a tokenizer's added tokens that have to do with media."""
+    """Return the texts of a tokenizer's added tokens that have to do with media, and what a template writes."""
     tokenizer = processor.tokenizer
     named = vars(processor) | tokenizer.special_tokens_map
     values = {value for name, value in named.items() if isinstance(value, str) and MEDIA.search(name)}
     added = {token.content for token in tokenizer.added_tokens_decoder.values()}
-    return tuple(sorted(text for text in added if text in values or MEDIA.search(text)))
+    found = {text for text in added if text in values or MEDIA.search(text)}
+    return tuple(sorted(found | {processor.image_token}))
 
 
 def with_options(options: Mapping[str, Any]) -> str:

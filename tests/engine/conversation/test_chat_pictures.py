@@ -48,7 +48,11 @@ class ReferencePictures(FakePictures):
     """Replaces a picture's token as transformers' processor does."""
 
     def __init__(self, processor: Any) -> None:
-        super().__init__(processor.image_token, ["<fake_token_around_image>", "<row_1_col_1>"])
+        super().__init__(
+            processor.tokenizer.convert_ids_to_tokens(processor.image_token_id),
+            ["<fake_token_around_image>", "<row_1_col_1>"],
+            template_token=processor.image_token,
+        )
         self._processor = processor
 
     def replacement(self, digest: str) -> str | None:
@@ -56,7 +60,7 @@ class ReferencePictures(FakePictures):
 
     def digest(self, picture: Picture) -> str:
         digest = super().digest(picture)
-        ids = self._processor(text=self.image_token, images=[opened(picture.data)])["input_ids"][0]
+        ids = self._processor(text=self.template_token, images=[opened(picture.data)])["input_ids"][0]
         self._known[digest] = self._processor.tokenizer.decode(ids)
         return digest
 
@@ -80,7 +84,7 @@ STRINGS: list[list[Any]] = [["<image>", IMAGE, "a<image>"], ["<image>"], [IMAGE]
         ("llava", STRINGS),  # the reference sanitizes texts since 5.20
         *(
             pytest.param(family, turns, marks=ANY_VERSION)
-            for family in ("llava", "idefics3")
+            for family in ("llava", "idefics3", "aya_vision")
             for turns in (ONE, THREE)
         ),
     ],
@@ -125,14 +129,13 @@ def test_tokens_are_those_of_transformers_processor(
 
     (ids,) = expected["input_ids"]
     assert prompt["prompt_token_ids"] == ids
-    image = reference.tokenizer.convert_tokens_to_ids(reference.image_token)
     covered = [
         place
         for picture in prompt.get("pictures", [])
         for run in picture.runs
         for place in range(run.start, run.start + run.length)
     ]
-    assert covered == [place for place, token_id in enumerate(ids) if token_id == image]
+    assert covered == [place for place, token_id in enumerate(ids) if token_id == reference.image_token_id]
 
 
 @pytest.fixture(scope="module")
@@ -166,6 +169,20 @@ def test_pictures_are_urls_and_bytes(tokenizer: Any) -> None:
     ]  # fmt: skip
     image = tokenizer.convert_tokens_to_ids("<image>")
     assert prompt["prompt_token_ids"].count(image) == 4
+
+
+def test_template_may_write_a_text_for_a_picture_that_is_no_token() -> None:
+    from tiny_pictures import TEMPLATE, tokenizer_with
+
+    tokenizer: Any = tokenizer_with(["[ROW]"], {})
+    tokenizer.chat_template = TEMPLATE.replace("PICTURE", "<image>")
+    processor = processor_of(tokenizer, FakePictures("[ROW]", template_token="<image>"))
+    parts = [{"type": "text", "text": "[ROW] <image> "}, {"type": "image", "image": b"abc"}]
+
+    token_ids = chat_prompt(processor, ask(*parts), OPENED)["prompt_token_ids"]
+
+    assert tokenizer.decode(token_ids) == "<s>user: [ROW] <image> [ROW][ROW][ROW]assistant: "
+    assert token_ids.count(tokenizer.convert_tokens_to_ids("[ROW]")) == 3
 
 
 @pytest.mark.parametrize(
