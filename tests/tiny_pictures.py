@@ -20,6 +20,7 @@ Family = Literal[
     "lighton_ocr",
     "aya_vision",
     "deepseek_vl",
+    "deepseek_vl_hybrid",
     "janus",
 ]
 FAMILIES: tuple[Family, ...] = get_args(Family)
@@ -208,6 +209,32 @@ PARTS: dict[Family, Parts] = {
         vision_settings={"vision_use_head": False},
         named_tokens={"image_token": "<image_placeholder>"},
     ),
+    "deepseek_vl_hybrid": Parts(
+        "llama",
+        "DeepseekVLHybridProcessor",
+        {"num_image_tokens": (TILE // PATCH) ** 2},
+        "DeepseekVLHybridImageProcessorPil",
+        {
+            "size": {"height": TILE, "width": TILE},
+            "high_res_size": {"height": 2 * TILE, "width": 2 * TILE},
+            "min_size": PATCH,
+        },
+        ["<image_placeholder>"],
+        {
+            "tie_word_embeddings": False,
+            "high_res_vision_config": {
+                **VISION,
+                "image_size": 2 * TILE,
+                "mlp_dim": 48,
+                "output_channels": 8,
+                "global_attn_indexes": [1],
+                "window_size": 3,
+            },
+        },
+        vision_type="siglip_vision_model",
+        vision_settings={"vision_use_head": False},
+        named_tokens={"image_token": "<image_placeholder>"},
+    ),
     "janus": Parts(
         "llama",
         "JanusProcessor",
@@ -274,7 +301,7 @@ def random_model(config: Any) -> transformers.PreTrainedModel:
         for name, weight in model.named_parameters():
             if "norm" in name:  # otherwise all 1, or 0
                 weight.uniform_(0.5, 1.5)
-            elif "projector" in name or "connector" in name or "position_embedding" in name:
+            elif any(part in name for part in ("projector", "connector", "position_embedding", "alpha")):
                 weight.normal_(0.0, 0.5)
     return model
 

@@ -212,8 +212,9 @@ def test_other_pictures_places_and_salts_find_no_block_of_a_picture(models: Any,
     assert again.num_cached_tokens == (len(again.prompt_token_ids or []) - 1) // 4 * 4
 
 
-def test_an_answer_continues_after_any_of_its_tokens(models: Any, finish: Finish) -> None:
-    model = models("smolvlm")
+@pytest.mark.parametrize("family", TIERED)
+def test_an_answer_continues_after_any_of_its_tokens(models: Any, finish: Finish, family: Family) -> None:
+    model = models(family)
     engine = make(model)
     expected = model.expected(ONE, TOKENS)[1]
     for count in range(TOKENS):
@@ -235,8 +236,9 @@ def test_choices_seeds_and_log_probabilities(models: Any, finish: Finish) -> Non
     assert nulls == placeholders | {0}
 
 
-def test_rows_are_made_again_after_sleep_and_reset(models: Any, finish: Finish) -> None:
-    model = models("smolvlm")
+@pytest.mark.parametrize("family", TIERED)
+def test_rows_are_made_again_after_sleep_and_reset(models: Any, finish: Finish, family: Family) -> None:
+    model = models(family)
     engine = make(model)
     encoded = count_encodings(engine)
     expected = model.expected(ONE, TOKENS)[1]
