@@ -22,6 +22,8 @@ Family = Literal[
     "deepseek_vl",
     "deepseek_vl_hybrid",
     "janus",
+    "exaone4_5",
+    "hyperclovax_vision_v2",
 ]
 FAMILIES: tuple[Family, ...] = get_args(Family)
 
@@ -234,6 +236,39 @@ PARTS: dict[Family, Parts] = {
         vision_type="siglip_vision_model",
         vision_settings={"vision_use_head": False},
         named_tokens={"image_token": "<image_placeholder>"},
+    ),
+    "exaone4_5": Parts(
+        "exaone4",
+        "Exaone4_5_Processor",
+        {},
+        "Qwen2VLImageProcessorPil",
+        {"size": {"shortest_edge": TILE**2, "longest_edge": 4 * TILE**2}, "patch_size": PATCH},
+        ["<|image_pad|>", "<|video_pad|>"],
+        {"tie_word_embeddings": False},
+        vision_settings={
+            "depth": 2,
+            "num_heads": 2,
+            "out_hidden_size": 64,
+            "fullatt_block_indexes": [1],
+            "num_key_value_heads": 1,
+            "window_size": 4 * PATCH,
+        },
+    ),
+    "hyperclovax_vision_v2": Parts(
+        "hyperclovax",
+        "HyperCLOVAXVisionV2Processor",
+        {},
+        "Qwen2VLImageProcessorPil",
+        {"size": {"shortest_edge": TILE**2, "longest_edge": 4 * TILE**2}, "patch_size": PATCH},
+        ["<|image_pad|>", "<|video_pad|>"],
+        {"tie_word_embeddings": False},
+        vision_settings={
+            "depth": 2,
+            "num_heads": 2,
+            "out_hidden_size": 64,
+            "fullatt_block_indexes": [1],
+            "window_size": 4 * PATCH,
+        },
     ),
     "janus": Parts(
         "llama",

@@ -71,8 +71,9 @@ def test_no_picture_takes_more_than_is_reserved(
     found = reserved(loaded)
 
     sizes = [*taken(loaded, folder)]
-    assert 0 < sizes[0] <= found
-    assert max(sizes) == found  # of a strip of seven tiles, or a square
+    assert 0 < sizes[0] <= max(sizes) <= found
+    # Of a strip of seven tiles, or a square; none of these is as long as the strip that these take the most for.
+    assert max(sizes) == found or family in ("exaone4_5", "hyperclovax_vision_v2")
 
 
 def test_smaller_size_of_pictures_reserves_less(

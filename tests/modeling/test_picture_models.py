@@ -31,7 +31,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 # All families, of which the default tier has a few.
 TIERED = tiered(FAMILIES, "llava", "smolvlm", "idefics3", "internvl", "mistral3", more=FAMILIES)
 # What transformers' encoders take.
-INPUTS = ("pixel_values", "pixel_attention_mask", "image_sizes", "high_res_pixel_values")
+INPUTS = ("pixel_values", "pixel_attention_mask", "image_sizes", "high_res_pixel_values", "image_grid_thw")
 
 
 @pytest.fixture(scope="module")
