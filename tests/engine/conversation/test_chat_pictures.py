@@ -179,7 +179,7 @@ def test_template_may_write_a_text_for_a_picture_that_is_no_token() -> None:
     processor = processor_of(tokenizer, FakePictures("[ROW]", template_token="<image>"))
     parts = [{"type": "text", "text": "[ROW] <image> "}, {"type": "image", "image": b"abc"}]
 
-    token_ids = chat_prompt(processor, ask(*parts), OPENED)["prompt_token_ids"]
+    token_ids = chat_prompt(processor, ask(*parts))["prompt_token_ids"]
 
     assert tokenizer.decode(token_ids) == "<s>user: [ROW] <image> [ROW][ROW][ROW]assistant: "
     assert token_ids.count(tokenizer.convert_tokens_to_ids("[ROW]")) == 3
