@@ -1,10 +1,13 @@
 """Small random models that take pictures, in folders as such models are published."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import pytest
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -88,6 +91,20 @@ class Parts:
     named_tokens: dict[str, str] = field(default_factory=dict)
 
 
+# Of families with the encoder of Qwen2.5-VL: the class and the settings of images, the tokens, and further settings.
+OF_QWEN = (
+    "Qwen2VLImageProcessorPil",
+    {"size": {"shortest_edge": TILE**2, "longest_edge": 4 * TILE**2}, "patch_size": PATCH},
+    ["<|image_pad|>", "<|video_pad|>"],
+    {"tie_word_embeddings": False},
+)
+VISION_OF_QWEN: dict[str, Any] = {
+    "depth": 2,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+    "fullatt_block_indexes": [1],
+    "window_size": 4 * PATCH,
+}
 PARTS: dict[Family, Parts] = {
     "llava": Parts(
         "llama",
@@ -241,34 +258,15 @@ PARTS: dict[Family, Parts] = {
         "exaone4",
         "Exaone4_5_Processor",
         {},
-        "Qwen2VLImageProcessorPil",
-        {"size": {"shortest_edge": TILE**2, "longest_edge": 4 * TILE**2}, "patch_size": PATCH},
-        ["<|image_pad|>", "<|video_pad|>"],
-        {"tie_word_embeddings": False},
-        vision_settings={
-            "depth": 2,
-            "num_heads": 2,
-            "out_hidden_size": 64,
-            "fullatt_block_indexes": [1],
-            "num_key_value_heads": 1,
-            "window_size": 4 * PATCH,
-        },
+        *OF_QWEN,
+        vision_settings={**VISION_OF_QWEN, "num_key_value_heads": 1},
     ),
     "hyperclovax_vision_v2": Parts(
         "hyperclovax",
         "HyperCLOVAXVisionV2Processor",
         {},
-        "Qwen2VLImageProcessorPil",
-        {"size": {"shortest_edge": TILE**2, "longest_edge": 4 * TILE**2}, "patch_size": PATCH},
-        ["<|image_pad|>", "<|video_pad|>"],
-        {"tie_word_embeddings": False},
-        vision_settings={
-            "depth": 2,
-            "num_heads": 2,
-            "out_hidden_size": 64,
-            "fullatt_block_indexes": [1],
-            "window_size": 4 * PATCH,
-        },
+        *OF_QWEN,
+        vision_settings=VISION_OF_QWEN,
     ),
     "janus": Parts(
         "llama",
@@ -304,6 +302,11 @@ TEMPLATE = (
     "PICTURE{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
+
+
+def tiny_models(factory: pytest.TempPathFactory) -> Callable[[Family], Path]:
+    """Return a function that returns the folder of a family's model, which is written once."""
+    return cache(lambda family: tiny_model(family, factory.mktemp(family)))
 
 
 def tiny_model(family: Family, folder: Path) -> Path:

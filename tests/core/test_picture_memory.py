@@ -10,7 +10,7 @@ from allocations import AllocationMeter
 from encoder_memory import internvl_of_tiles, reserved, taken
 from metered_device import GIB, MeteredDevice
 from tiers import tiered
-from tiny_pictures import FAMILIES, TILE, Family, tiny_model
+from tiny_pictures import FAMILIES, TILE, Family, tiny_models
 from torch import Tensor
 
 from engine_server import EngineArgs, LLMEngine
@@ -31,14 +31,7 @@ CONTEXT = 512
 @pytest.fixture(scope="module")
 def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Family], Path]:
     """Return the folder of a family's tiny model."""
-    folders: dict[Family, Path] = {}
-
-    def folder(family: Family) -> Path:
-        if family not in folders:
-            folders[family] = tiny_model(family, tmp_path_factory.mktemp(family))
-        return folders[family]
-
-    return folder
+    return tiny_models(tmp_path_factory)
 
 
 def load(folder: Path, device: CpuPlatform, **options: Any) -> LoadedModel:

@@ -10,7 +10,7 @@ import torch
 import transformers
 from PIL import Image
 from tiers import tiered
-from tiny_pictures import FAMILIES, PATCH, Family, tiny_model
+from tiny_pictures import FAMILIES, PATCH, Family, tiny_models
 from torch import Tensor
 
 from engine_server import EngineArgs, LLMEngine, RequestOutput, SamplingParams
@@ -37,14 +37,7 @@ INPUTS = ("pixel_values", "pixel_attention_mask", "image_sizes", "high_res_pixel
 @pytest.fixture(scope="module")
 def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Family], Path]:
     """Return the folder of a family's tiny model."""
-    folders: dict[Family, Path] = {}
-
-    def folder(family: Family) -> Path:
-        if family not in folders:
-            folders[family] = tiny_model(family, tmp_path_factory.mktemp(family))
-        return folders[family]
-
-    return folder
+    return tiny_models(tmp_path_factory)
 
 
 def load(folder: Path, **options: Any) -> LoadedModel:
