@@ -9,6 +9,7 @@ import pytest
 from api_server import ApiServer
 from chart_manifests import EVERY_VALUE, SET_IMAGE, Manifest
 from kubernetes_client import Client
+from waiting import until
 
 Render = Callable[..., list[Manifest]]
 Helm = Callable[..., subprocess.CompletedProcess[str]]
@@ -59,12 +60,38 @@ def test_root_keys_outlast_an_upgrade_and_every_way_to_apply_the_chart(
     assert client.find(*secret) is None
 
 
+def router_may(api_server: ApiServer, verb: str, resource: str) -> bool:
+    """Return True if the router's account has a right in a namespace."""
+    kind, _, subresource = resource.partition("/")
+    plural, _, group = kind.partition(".")
+    wanted = {
+        "verb": verb,
+        "resource": plural,
+        "group": group,
+        "subresource": subresource,
+        "namespace": "team-a",
+    }
+    account = "system:serviceaccount:fairlead-system:fairlead-router"
+    review = api_server.client.create(
+        {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "metadata": {},
+            "spec": {"user": account, "resourceAttributes": wanted},
+        }
+    )
+    allowed: bool = review["status"]["allowed"]
+    return allowed
+
+
 @pytest.fixture(scope="module")
 def router_rights(api_server: ApiServer, render: Render, namespaces: None) -> Iterator[None]:
     """Give the router its rights, and nothing else of the chart; take them back at the end."""
     kinds = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding")
     objects = [one for one in render() if one["kind"] in kinds]
     api_server.client.apply(*objects)
+    # The API server's authorizer learns of them later.
+    until(lambda: router_may(api_server, "watch", "llmdeployments.fairlead.dev"))
     yield
     for one in objects:
         api_server.client.delete(one["kind"].lower(), one["metadata"]["name"], "fairlead-system")
@@ -85,25 +112,7 @@ def router_rights(api_server: ApiServer, render: Render, namespaces: None) -> It
 def test_router_has_only_the_rights_that_it_uses(
     api_server: ApiServer, verb: str, resource: str, allowed: bool
 ) -> None:
-    kind, _, subresource = resource.partition("/")
-    plural, _, group = kind.partition(".")
-    wanted = {
-        "verb": verb,
-        "resource": plural,
-        "group": group,
-        "subresource": subresource,
-        "namespace": "team-a",
-    }
-    account = "system:serviceaccount:fairlead-system:fairlead-router"
-    review = api_server.client.create(
-        {
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SubjectAccessReview",
-            "metadata": {},
-            "spec": {"user": account, "resourceAttributes": wanted},
-        }
-    )
-    assert review["status"]["allowed"] is allowed
+    assert router_may(api_server, verb, resource) is allowed
 
 
 def list_of(items: list[Manifest]) -> Manifest:
